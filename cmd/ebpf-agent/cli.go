@@ -237,6 +237,9 @@ func (o *options) remark() {
 	if o.portmapAuto {
 		o.config.Log.Warn("--portmap=auto is off now: host ports are served by the programs; take the setting away (EBPF_AGENT_PORTMAP in the ConfigMap), or chain the portmap plugin with --portmap=on")
 	}
+	if len(o.config.Chain) > 0 && len(o.config.Bridges) > 0 {
+		o.config.Log.Warn("--cni-chain is not used: with --attach-bridge the plugin makes no pods")
+	}
 	if o.kubeconfig != "" && o.config.NodesFile != "" {
 		o.config.Log.Warn("--kubeconfig is not used: --nodes-file is given", "file", o.config.NodesFile)
 	}

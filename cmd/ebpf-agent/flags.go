@@ -93,5 +93,6 @@ func (o *options) flags() []cli.Flag {
 		{Name: "listen", Default: "127.0.0.1:9965", Help: "where /healthz, /readyz and /metrics are served over HTTP; empty: nowhere", Value: listener(&c.Listen), EmptyCounts: true},
 		{Name: "metrics-listen", Help: "where /metrics alone is served as well, as for a Prometheus outside the node; default: nowhere", Value: listener(&c.MetricsListen)},
 		{Name: "portmap", Default: "off", Help: "whether host ports are left to the portmap plugin, which is in --cni-bin-dir and chained after ours; off: the programs serve them", Value: o.portmap()},
+		{Name: "cni-chain", Help: "file of plugin configurations that are chained after ours: a JSON list of objects such as {\"type\": \"tuning\"}, read at start; default: none", Value: optional(chain(&c.Chain))},
 	}, o.directoryFlags())
 }

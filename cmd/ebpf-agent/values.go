@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -70,6 +71,14 @@ func existingFile(into *string, takes string) cli.Value {
 		}
 		*into = s
 		return nil
+	}}
+}
+
+// chain reads the plugins that the administrator chains after ours.
+func chain(into *[]json.RawMessage) cli.Value {
+	return cli.Value{Arg: "FILE", Takes: `a file with a JSON list such as [{"type": "tuning"}]`, Set: func(s string) (err error) {
+		*into, err = agent.LoadChain(s)
+		return err
 	}}
 }
 

@@ -122,6 +122,7 @@ func (a *agent) close() {
 	}
 	a.sysctls.close()
 	a.mode.watch.Close()
+	a.mode.marks.Close()
 	if a.registry != nil {
 		a.registry.Close()
 	}
@@ -151,7 +152,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if a.published, err = publishStarting(a.cfg.State); err != nil { // no packet and no pod depends on it
 		a.log.Warn("the file for ebpfctl can't be written", "error", err)
 	}
-	if err := a.removeLeftover(); err != nil {
+	if err := a.setLeftoverAside(); err != nil {
 		return err
 	}
 	if err := a.reachRegistry(ctx); err != nil {
@@ -190,16 +191,16 @@ func (a *agent) load(ctx context.Context) (err error) {
 	return explainMode(err, a.mode.level)
 }
 
-// removeLeftover removes a list from before the reboot: it says that this node can
+// setLeftoverAside takes away a list from before the reboot: it says that this node can
 // carry pods, which is not true until the dataplane is loaded.
-func (a *agent) removeLeftover() error {
+func (a *agent) setLeftoverAside() error {
 	_, err := os.Stat(a.cfg.BPFFS.Map(config.Name))
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	removed, err := install.RemoveList(a.cfg.Conf)
-	if removed {
-		a.log.Info("network configuration list from before the reboot removed", "dir", a.cfg.Conf)
+	there, err := install.SetAside(a.cfg.Conf)
+	if there {
+		a.log.Info("network configuration list from before the reboot set aside", "dir", a.cfg.Conf)
 	}
 	return err
 }

@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
+	"os"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -74,6 +76,16 @@ var ErrNotInCluster = source.ErrNotInCluster
 // empty path, from what a pod is given.
 func LoadAPI(kubeconfig string) (*rest.Config, error) { return source.LoadConfig(kubeconfig) }
 
+// LoadChain reads a file with the configurations of plugins that are to be chained after ours: a JSON list of objects, as they stand in
+// "plugins" of a network configuration list.
+func LoadChain(path string) ([]install.Entry, error) {
+	content, err := os.ReadFile(path) //nolint:gosec // the administrator's
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	return install.ParseChain(content)
+}
+
 // Directories are where the agent keeps and puts things.
 type Directories struct {
 	// BPFFS is the pin directory.
@@ -141,6 +153,8 @@ type Config struct {
 	KubeProxy KubeProxyMode
 	// Portmap says whether the portmap plugin, in Directories.Bin, is chained after ours and opens host ports in our place.
 	Portmap bool
+	// Chain are the administrator's plugins, chained after ours, as LoadChain returns them.
+	Chain []install.Entry
 	// MTU of pods, in bytes; 0: the uplinks'.
 	MTU int
 	// Attach is how programs are attached to interfaces.

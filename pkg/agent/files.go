@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -18,13 +19,16 @@ import (
 // network configuration list, which says that this node carries pods.
 type fileController struct {
 	*node
-	list    stamp // of the list as written
-	portmap struct {
-		stamp stamp // of the portmap plugin at the newest look
-		found *install.Chained
-	}
-	plugin [2]stamp // of what is installed, and of what it was installed from
-	subnet stamp    // of the subnet file as written
+	list    stamp              // of the list as written
+	chained map[string]chained // other plugins of the list, by type, at the newest look
+	plugin  [2]stamp           // of what is installed, and of what it was installed from
+	subnet  stamp              // of the subnet file as written
+}
+
+// chained is another plugin of the list.
+type chained struct {
+	stamp  stamp  // of its executable
+	newest string // version of the CNI specification that it supports; empty: the executable is not there
 }
 
 // stamp identifies a file's content without reading it. The time is that of the
@@ -44,9 +48,8 @@ func stampOf(path string) stamp {
 	return stamp{st.Ino, st.Size, st.Ctim}
 }
 
-func (c *fileController) listPath() string    { return filepath.Join(c.cfg.Conf, install.Conflist) }
-func (c *fileController) portmapPath() string { return filepath.Join(c.cfg.Bin, install.Portmap) }
-func (c *fileController) pluginPath() string  { return filepath.Join(c.cfg.Bin, install.Plugin) }
+func (c *fileController) listPath() string   { return filepath.Join(c.cfg.Conf, install.Conflist) }
+func (c *fileController) pluginPath() string { return filepath.Join(c.cfg.Bin, install.Plugin) }
 
 // installPlugin puts the plugin in its place.
 func (c *fileController) installPlugin(*state) error {
@@ -76,7 +79,8 @@ func (c *fileController) publish(s *state) error {
 	if err := c.writeSubnet(s); err != nil {
 		return err
 	}
-	return c.writeList(s)
+	_, err := c.writeList(s)
+	return err
 }
 
 // mtu is that of new pods, in bytes of IP packet.
@@ -103,52 +107,80 @@ func (c *fileController) writeSubnet(s *state) error {
 	return err
 }
 
-// writeList writes the list, by which the runtime knows that this node carries pods. There is none where bridges have the podCIDR,
-// since their containers get its addresses by somebody else.
-func (c *fileController) writeList(s *state) error {
+// writeList writes the list, by which the runtime knows that this node carries pods, and keeps what other programs have put into it. There
+// is none where bridges have the podCIDR, since their containers get its addresses by somebody else. It reports whether it wrote one.
+func (c *fileController) writeList(s *state) (wrote bool, err error) {
+	defer func() { c.list = stampOf(c.listPath()) }()
 	if len(c.cfg.Bridges) > 0 {
 		_, err := install.RemoveList(c.cfg.Conf)
-		c.list = stampOf(c.listPath())
-		return err
+		return false, err
 	}
 	l := install.List{
 		BPFFS: string(c.cfg.BPFFS), StateDir: c.cfg.State, MTU: c.mtu(s), Attach: string(c.cfg.Attach),
 		Quarantine: c.cfg.Quarantine, LogLevel: c.cfg.LogLevel,
-		PodCIDRs: s.plan.PodCIDRs,
+		PodCIDRs: s.plan.PodCIDRs, Portmap: c.cfg.Portmap, Chain: c.cfg.Chain,
 	}
-	var err error
-	if l.Portmap, err = c.findPortmap(); err != nil {
-		return err
+	if l.Others, err = install.ReadOthers(c.cfg.Conf); err != nil {
+		return false, err
 	}
-	wrote, err := install.WriteList(c.cfg.Conf, l)
+	if l.Newest, err = c.examine(l); err != nil {
+		return false, err
+	}
+	wrote, err = install.WriteList(c.cfg.Conf, l)
 	if wrote {
-		c.log.Info("network configuration list written", "file", c.listPath(), "podCIDR", listOf(l.PodCIDRs), "mtu", l.MTU, "portmap", l.Portmap != nil)
+		c.log.Info("network configuration list written", "file", c.listPath(), "podCIDR", listOf(l.PodCIDRs), "mtu", l.MTU, "chained", l.Chained())
 	}
-	c.list = stampOf(c.listPath())
-	return err
+	return wrote, err
 }
 
-// findPortmap returns the plugin that is to be chained for host ports, if any.
-func (c *fileController) findPortmap() (*install.Chained, error) {
-	if !c.cfg.Portmap {
-		return nil, nil
-	}
-	if now := stampOf(c.portmapPath()); now == (stamp{}) || now != c.portmap.stamp {
-		found, err := install.FindPortmap(c.cfg.Bin)
-		if err != nil {
-			return nil, err
+// examine looks at the executables of the plugins chained after ours. It returns the newest version of the CNI specification that they
+// all support.
+func (c *fileController) examine(l install.List) (newest string, err error) {
+	known := c.chained
+	c.chained = map[string]chained{}
+	var missing []string
+	for _, plugin := range l.Chained() {
+		if c.cfg.Bin == "" {
+			continue
 		}
-		c.portmap.stamp, c.portmap.found = now, found
+		path := filepath.Join(c.cfg.Bin, plugin)
+		is, now := known[plugin], stampOf(path)
+		if now == (stamp{}) || now != is.stamp {
+			is.stamp = now
+			if is.newest, err = install.NewestVersion(c.cfg.Bin, plugin); err != nil {
+				return "", err
+			}
+		}
+		c.chained[plugin] = is
+		newest = install.Older(newest, is.newest)
+		if is.newest == "" && plugin == install.Portmap && l.Portmap {
+			return "", fmt.Errorf("--portmap on: there is no %s; put it there, or leave host ports to our own programs: --portmap off", path)
+		}
+		if is.newest == "" {
+			missing = append(missing, plugin)
+		}
 	}
-	if c.portmap.found == nil {
-		return nil, fmt.Errorf("--portmap on: there is no %s; put it there, or leave host ports to our own programs: --portmap off", c.portmapPath())
+	if missing == nil {
+		c.complaints.note("files/chained plugins", nil)
+		return newest, nil
 	}
-	return c.portmap.found, nil
+	c.complaints.note("files/chained plugins", fmt.Errorf("%s names plugins that are not in %s: %s; unless the runtime has another directory with them, it starts no pod: "+
+		"install them, or take them out of the list", c.listPath(), c.cfg.Bin, strings.Join(missing, ", ")))
+	return newest, nil
 }
 
-// inspect writes the list again when somebody else has changed it, or when the plugin
-// for host ports is another, which may speak other versions. Our own plugin that is
-// gone is for the next pass.
+// chainChanged reports whether another executable stands for a chained plugin, which may support other versions.
+func (c *fileController) chainChanged() bool {
+	for plugin, was := range c.chained {
+		if stampOf(filepath.Join(c.cfg.Bin, plugin)) != was.stamp {
+			return true
+		}
+	}
+	return false
+}
+
+// inspect writes the list again when our part of it has changed, or when a chained plugin is another one. Our own plugin that is gone is for
+// the next pass.
 func (c *fileController) inspect(s *state) error {
 	if c.cfg.Bin != "" {
 		if _, err := os.Stat(c.pluginPath()); errors.Is(err, os.ErrNotExist) {
@@ -165,16 +197,13 @@ func (c *fileController) inspect(s *state) error {
 		}
 	}
 	changed := stampOf(c.listPath()) != c.list
-	if changed {
-		c.log.Warn("network configuration list was changed or removed, writing it again", "file", c.listPath())
+	if !changed && !c.chainChanged() {
+		return nil
 	}
-	if changed || c.cfg.Portmap && stampOf(c.portmapPath()) != c.portmap.stamp {
-		if err := c.writeList(s); err != nil {
-			return err
-		}
-	}
-	if changed {
+	wrote, err := c.writeList(s)
+	if changed && wrote {
+		c.log.Warn("our part of the network configuration list was changed or removed, written again", "file", c.listPath())
 		c.status.repaired(repairedList, 1)
 	}
-	return nil
+	return err
 }

@@ -65,11 +65,11 @@ func TestAnotherPortmapIsNoticed(t *testing.T) {
 	path := filepath.Join(l.cfg.Bin, install.Portmap)
 	must(t, os.WriteFile(path, []byte("#!/bin/sh"), 0o700)) //nolint:gosec // a program
 	ready(t, l)
-	seen := l.files.portmap.stamp
+	seen := l.files.chained[install.Portmap].stamp
 	must(t, os.WriteFile(path, []byte("#!/bin/sh -e"), 0o700)) //nolint:gosec // a program
 	l.inspect(t.Context())
 	l.assertChained(t, "another", true)
-	if now := l.files.portmap.stamp; now == seen || now != stampOf(path) {
+	if now := l.files.chained[install.Portmap].stamp; now == seen || now != stampOf(path) {
 		t.Errorf("the other one was not looked at: %+v", now)
 	}
 }
@@ -80,7 +80,7 @@ func TestFilesAreLookedAfter(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	c := &fileController{node: &node{cfg: Config{Directories: Directories{
 		Conf: filepath.Join(dir, "conf"), Bin: filepath.Join(dir, "bin"), Plugin: filepath.Join(dir, "image"),
-	}}, log: log, status: newStatus(log)}}
+	}}, log: log, status: newStatus(log), complaints: newComplaints(log)}}
 	s := &state{view: &view{}, plan: plan.Result{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}}
 	for _, err := range []error{os.Mkdir(c.cfg.Conf, 0o700), os.Mkdir(c.cfg.Bin, 0o700), os.WriteFile(c.cfg.Plugin, []byte("one"), 0o700)} {
 		if err != nil {
@@ -103,7 +103,7 @@ func TestFilesAreLookedAfter(t *testing.T) {
 	}
 	inspect("not ready", false, resync)
 	c.status.setNotReady("")
-	if err := c.writeList(s); err != nil {
+	if _, err := c.writeList(s); err != nil {
 		t.Fatal(err)
 	}
 	inspect("ready", true, resync)
@@ -119,6 +119,62 @@ func TestFilesAreLookedAfter(t *testing.T) {
 	}
 	if content, err := os.ReadFile(c.pluginPath()); string(content) != "another" {
 		t.Errorf("after an update the plugin is %q, error %v", content, err)
+	}
+}
+
+// TestOthersInTheList stay: a program that puts itself into the list again whenever it is not there has nothing to do, nor has the agent.
+func TestOthersInTheList(t *testing.T) {
+	dir := t.TempDir()
+	log := slog.New(slog.DiscardHandler)
+	c := &fileController{node: &node{
+		cfg: Config{Directories: Directories{Conf: filepath.Join(dir, "conf"), Bin: filepath.Join(dir, "bin")}, Chain: []install.Entry{install.Entry(`{"type": "sbr"}`)}},
+		log: log, status: newStatus(log), complaints: newComplaints(log),
+	}}
+	c.status.setNotReady("")
+	s := &state{view: &view{}, plan: plan.Result{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}}
+	must(t, os.MkdirAll(c.cfg.Bin, 0o700))
+	must(t, os.WriteFile(c.pluginPath(), nil, 0o700))                                  //nolint:gosec // a program
+	must(t, os.WriteFile(filepath.Join(c.cfg.Bin, "sbr"), []byte("#!/bin/sh"), 0o700)) //nolint:gosec // a program
+	must(t, c.publish(s))
+	read := func() string {
+		content, err := os.ReadFile(c.listPath())
+		must(t, err)
+		return string(content)
+	}
+	insert := func(entry string) { // in a form of its own, as by jq
+		content := strings.TrimSuffix(strings.ReplaceAll(read(), "\n  ]\n}\n", ""), "\n") + ", " + entry + "]}"
+		must(t, os.WriteFile(c.listPath(), []byte(content), 0o600))
+	}
+	insert(`{"type": "istio-cni"}`)
+	inserted := read()
+	for range 3 {
+		must(t, c.inspect(s))
+		must(t, c.publish(s))
+	}
+	if now := read(); now != inserted {
+		t.Fatalf("the agent has written\n%s\ninstead of\n%s", now, inserted)
+	}
+	counted := &loop{node: c.node}
+	if n := counted.repairs(t, repairedList); n != 0 {
+		t.Errorf("%v repairs, although our part was as it should be", n)
+	}
+	if is := c.complaints.degraded()["files/chained plugins"]; !strings.Contains(is, ": istio-cni;") {
+		t.Errorf("that istio-cni is not installed is no problem, but %q", is)
+	}
+	must(t, os.WriteFile(filepath.Join(c.cfg.Bin, "istio-cni"), []byte("#!/bin/sh"), 0o700)) //nolint:gosec // a program
+	must(t, c.inspect(s))
+	if is := c.complaints.degraded(); len(is) > 0 {
+		t.Errorf("with it installed: %q", is)
+	}
+	c.cfg.MTU = 1300
+	must(t, c.publish(s))
+	if now := read(); !strings.Contains(now, `"mtu": 1300`) || !strings.Contains(now, `"istio-cni"`) || !strings.Contains(now, `"sbr"`) {
+		t.Errorf("after our own change:\n%s", now)
+	}
+	must(t, os.WriteFile(c.listPath(), []byte(strings.Replace(read(), "1300", "9000", 1)), 0o600))
+	must(t, c.inspect(s))
+	if now := read(); !strings.Contains(now, `"mtu": 1300`) || !strings.Contains(now, `"istio-cni"`) || counted.repairs(t, repairedList) != 1 {
+		t.Errorf("after another one's change of our part:\n%s", now)
 	}
 }
 

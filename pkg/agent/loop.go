@@ -51,6 +51,8 @@ type loop struct {
 	errs       []error   // of each step, the newest time it was taken
 	failing    time.Time // since when there has always been one; zero: there is none
 
+	networkProblems []observe.NetworkProblem // of the newest diagnosis
+
 	alarm   *alarm
 	intent  *intent // of the newest plan
 	planned *basis  // what the newest plan was made from; nil: make one
@@ -94,7 +96,7 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 		case <-tick.C:
 			l.status.set(func(f *figures) { f.alive = time.Now() })
 			l.followMode(time.Now())
-			if l.complaints.hasChanged() || !l.isAsLeft() || l.describeAPI() != l.published.APIServer || l.whoServes() != l.published.Services {
+			if l.complaints.hasChanged() || !slices.Equal(l.networkProblems, l.published.NetworkProblems) || !l.isAsLeft() || l.describeAPI() != l.published.APIServer || l.whoServes() != l.published.Services {
 				l.judge()
 			}
 			if l.view != nil && l.inspect(ctx) {
@@ -175,10 +177,13 @@ func (l *loop) replan(ctx context.Context) bool {
 // followMode looks at netfilter. What is around its rules is gathered here, where no new Node waits for it.
 func (l *loop) followMode(now time.Time) {
 	if l.moved {
-		l.mode.watch.Among(l.cfg.amid(&l.state, l.standing.Own, l.plan.Destinations))
+		l.mode.among(l.cfg.amid(&l.state, l.standing.Own, l.plan.Destinations))
 		l.moved = false
 	}
 	l.mode.follow(now)
+	if l.view != nil && l.mode.marked(l.view, now) != l.view.marked {
+		l.alarm.ring(urgent)
+	}
 }
 
 // inspect looks for what can be taken away without a notice and puts it back. It
@@ -190,6 +195,7 @@ func (l *loop) inspect(ctx context.Context) bool {
 		l.alarm.ring(casual | ofPods)
 	}
 	well := l.doSteps(ctx, onTick)
+	l.diagnose()
 	if l.services != nil && l.services.told.known && l.services.told.yields != l.status.waits() {
 		l.services.locate(&l.state, l.cfg.Node)
 	}
@@ -232,6 +238,7 @@ func (l *loop) look(s *state) error {
 	}
 	l.tunnel.complete(v)
 	l.cluster.found(have, v)
+	v.marked = l.mode.marked(v, time.Now())
 	s.view = v
 	return nil
 }

@@ -116,6 +116,14 @@ func (m metrics) describe(gauge sample) {
 		gauge("node_ways", float64(now.ways[way]), "Other nodes, by the way to their pods, in the family of their first podCIDR: direct, tunnel, or none.", "way", string(way))
 	}
 	m.describeServices(gauge, now.services)
+	network := map[string]int{}
+	for _, p := range now.networkProblems {
+		network[p.Reason]++
+	}
+	for _, reason := range networkReasons() {
+		gauge("network_problems", float64(network[reason]),
+			"Faults of this node's surroundings that pods meet, by reason; the log and ebpfctl status name them and what mends them.", "reason", reason)
+	}
 	for _, reason := range append(plan.Reasons(), neighbourTable) {
 		gauge("node_problems", float64(now.problems[reason]),
 			"What is wrong with Nodes, by reason; the log and ebpfctl status name them.", "reason", string(reason))

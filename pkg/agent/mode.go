@@ -19,6 +19,9 @@ const retryMode = 15 * time.Second
 type modeController struct {
 	*node
 	watch *netfilter.Watch
+	// around is what is around the rules, as told to watch; marks looks for those that mark pods' packets.
+	around netfilter.Surroundings
+	marks  netfilter.Marks
 	// level is whose packets netfilter may translate, as the programs have it.
 	level netfilter.Level
 	// found is that as it was found last: the programs may not have followed yet.
@@ -45,7 +48,7 @@ func newMode(n *node) *modeController {
 
 // begin decides on the mode of the first programs.
 func (c *modeController) begin(now time.Time) {
-	c.watch.Among(c.surroundingsBefore())
+	c.among(c.surroundingsBefore())
 	var err error
 	if c.level, err = c.find(func() (netfilter.Level, error) { return c.watch.Begin(now) }); err != nil { // follow tries again
 		c.log.Warn("netfilter's rules can't be read", "error", err)
@@ -76,6 +79,24 @@ func (c *modeController) follow(now time.Time) {
 		c.changing = true
 		c.wanted <- level
 	}
+}
+
+// among says what is around the rules from now on.
+func (c *modeController) among(s netfilter.Surroundings) {
+	c.around = s
+	c.watch.Among(s)
+}
+
+// marked says which rule of netfilter's may set a mark in pods' packets that a routing rule asks for; empty: none. No other packet of
+// theirs has a mark when it is routed.
+func (c *modeController) marked(v *view, now time.Time) string {
+	bits := v.marks()
+	if bits == 0 {
+		return ""
+	}
+	found, err := c.marks.Look(now, bits, c.around)
+	c.complaints.note("mode/netfilter's marks", err)
+	return found
 }
 
 // run replaces the programs when that is wanted, until ctx ends. It is the other

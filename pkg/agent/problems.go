@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
-	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // report logs what is new among problems and notes, and what is over.
@@ -33,12 +32,7 @@ func (c *clusterController) report(s *state) {
 			c.log.Info("note about a Node", "detail", text)
 		}
 	}
-	listed := slices.ContainsFunc(s.nodes, func(n plan.Node) bool { return n.Name == c.cfg.Node })
-	all := s.plan.Standing.Own
-	if s.known && len(all) > 0 && !listed && isNew("this node is not in the list of Nodes") {
-		c.log.Warn("this node is not in the list of Nodes; its pods and podCIDR stay as they are", "node", c.cfg.Node, "podCIDR", listOf(all))
-	}
-	for _, own := range all {
+	for _, own := range s.plan.Standing.Own {
 		if text := outsideCluster(own, c.cfg.Cluster); text != "" && isNew(text) {
 			c.log.Warn("--cluster-cidr does not contain this node's podCIDR", "detail", text)
 		}

@@ -23,7 +23,7 @@ import (
 func (l *loop) publish(notReady string, degraded map[string]string) error {
 	c := observe.Cluster{
 		NotReady: notReady, Degraded: listed(degraded), APIServer: l.describeAPI(), Routing: l.tunnel.describe(), Netfilter: l.mode.where(), NetfilterLevel: levelNames[l.mode.level], Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
-		Nodes: l.published.Nodes, Problems: l.published.Problems, Services: l.whoServes(), ServiceProblems: toldProblems(l.services.read().problems),
+		Nodes: l.published.Nodes, Problems: l.published.Problems, Services: l.whoServes(), ServiceProblems: toldProblems(l.services.read().problems), NetworkProblems: l.networkProblems,
 	}
 	if l.known && l.sourceErr != nil {
 		c.Lost = l.lost
@@ -114,7 +114,7 @@ func publishStarting(stateDir string) (c observe.Cluster, err error) {
 	if err != nil || json.Unmarshal(content, &c) != nil {
 		c = observe.Cluster{} // none yet, or none that can be used: it will be written anew
 	}
-	c.NotReady, c.Degraded, c.Lost, c.APIServer = starting, nil, time.Time{}, ""
+	c.NotReady, c.Degraded, c.NetworkProblems, c.Lost, c.APIServer = starting, nil, nil, time.Time{}, ""
 	return c, writeCluster(path, c)
 }
 

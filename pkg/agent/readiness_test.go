@@ -184,9 +184,13 @@ func faults() map[string]fault {
 		}, "cluster: look up ", "", ""},
 		"the plugin can't be installed": {func(_ *testing.T, l *loop) { l.cfg.Plugin += ".gone"; l.files.cfg.Plugin += ".gone" },
 			"files: install the plugin: ", "", ""},
-		"the list can't be written": {func(t *testing.T, l *loop) {
+		"the list can't be read": {func(t *testing.T, l *loop) {
 			must(t, os.RemoveAll(l.cfg.Conf))
 			must(t, os.WriteFile(l.cfg.Conf, nil, 0o600))
+		}, "files: read network configuration list: ", "", ""},
+		"the list can't be written": {func(t *testing.T, l *loop) {
+			must(t, os.RemoveAll(l.cfg.Conf))
+			must(t, os.Symlink("nowhere", l.cfg.Conf))
 		}, "files: write network configuration list: ", "", ""},
 		"this node has no podCIDR": {func(_ *testing.T, l *loop) {
 			l.standing.Own = nil

@@ -10,6 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/health"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -25,28 +26,30 @@ type status struct {
 
 // figures are a status at one moment.
 type figures struct {
-	alive     time.Time                // when the loop last went round
-	notReady  string                   // empty: ready
-	missing   error                    // which family of addresses pods do without; nil: none
-	nodes     int                      // in the list of Nodes
-	problems  map[plan.Reason]int      // never changed once it is set
-	ways      map[destinations.Way]int // of nodes with podCIDRs; likewise
-	own       []netip.Prefix           // this node's podCIDRs; likewise
-	pods      []netip.Prefix           // all podCIDRs; likewise
-	waiting   time.Time                // since when Nodes wait to be applied; zero: none do
-	lag       time.Duration            // from the newest change of Nodes that was applied until it was
-	conflicts int                      // endpoints whose address somebody else has
-	netfilter netfilter.Level          // whose packets it may translate, as the programs have it
-	degraded  map[string]bool          // of each controller; never changed once it is set
-	connected bool                     // the source of Nodes has delivered them, and answers
-	heard     time.Time                // when it last said anything
-	lastSync  time.Time                // when the packets' way last agreed with all Nodes; zero: not by this agent
-	services  serviceReport            // of the Services that are served
-	inStep    time.Time                // when nothing of what is known of Services waited to be written
-	stays     bool                     // this node's Node is there, and nobody is about to delete it, as far as is known
-	yields    yields                   // to what Services are left
-	served    time.Time                // with --services auto: since when the programs have served them; counts while they do
-	left      []string                 // our listeners whose ports kube-proxy has; never changed once it is set
+	alive    time.Time           // when the loop last went round
+	notReady string              // empty: ready
+	missing  error               // which family of addresses pods do without; nil: none
+	nodes    int                 // in the list of Nodes
+	problems map[plan.Reason]int // never changed once it is set
+	// networkProblems are what diagnose has found; never changed once it is set.
+	networkProblems []observe.NetworkProblem
+	ways            map[destinations.Way]int // of nodes with podCIDRs; likewise
+	own             []netip.Prefix           // this node's podCIDRs; likewise
+	pods            []netip.Prefix           // all podCIDRs; likewise
+	waiting         time.Time                // since when Nodes wait to be applied; zero: none do
+	lag             time.Duration            // from the newest change of Nodes that was applied until it was
+	conflicts       int                      // endpoints whose address somebody else has
+	netfilter       netfilter.Level          // whose packets it may translate, as the programs have it
+	degraded        map[string]bool          // of each controller; never changed once it is set
+	connected       bool                     // the source of Nodes has delivered them, and answers
+	heard           time.Time                // when it last said anything
+	lastSync        time.Time                // when the packets' way last agreed with all Nodes; zero: not by this agent
+	services        serviceReport            // of the Services that are served
+	inStep          time.Time                // when nothing of what is known of Services waited to be written
+	stays           bool                     // this node's Node is there, and nobody is about to delete it, as far as is known
+	yields          yields                   // to what Services are left
+	served          time.Time                // with --services auto: since when the programs have served them; counts while they do
+	left            []string                 // our listeners whose ports kube-proxy has; never changed once it is set
 }
 
 // starting is why an agent is not ready before it has looked at anything.

@@ -240,6 +240,7 @@ func (l *loop) judge() {
 			l.lookAgain(retry)
 		}
 	}
+	l.diagnose()
 	degraded := l.complaints.degraded()
 	if l.known && l.sourceErr != nil {
 		degraded[observe.AboutNodes] = "they can't be read, and what was known of them stays in force: " + l.sourceErr.Error()

@@ -31,8 +31,11 @@ type view struct {
 	away   int
 	recent []netip.Addr
 	// others are the routes of tables that rules lead to, but for the main one.
-	others    []device.Route
-	rules     []device.Rule
+	others []device.Route
+	exits  exits // of routes and others
+	rules  []device.Rule
+	// marked says which rule of netfilter's marks pods' packets with what a rule here asks for; empty: none.
+	marked    string
 	policies  []device.Policy
 	broadcast []netip.Prefix
 	// tunnel is the index of the tunnel device; 0: there is none that works.
@@ -89,6 +92,7 @@ func look(host *device.Handle, cfg Config, used plan.FamilySet, known *podView) 
 			v.podRoutes[r.Index] = append(v.podRoutes[r.Index], r)
 		}
 	}
+	v.findExits(cfg)
 	v.uplinks = v.findUplinks(cfg.Uplinks, cfg.Bridges)
 	v.bridges = v.findBridges(cfg.Bridges)
 	return v, nil
@@ -136,8 +140,11 @@ func (v *view) of(a netip.Addr) bool { return v.used[wire.FamilyOf(a)] }
 // stackRoutes says why the host's stack decides on routes; empty: the programs can ask for them.
 func (v *view) stackRoutes() string {
 	for _, r := range v.rules {
-		if r.Unseen != "" {
+		switch {
+		case r.Unseen != "":
 			return fmt.Sprintf("rule %d asks for %s", r.Priority, r.Unseen)
+		case r.Marks != 0 && v.marked != "":
+			return fmt.Sprintf("rule %d asks for a packet mark, and netfilter may set it in pods' packets: %s", r.Priority, v.marked)
 		}
 	}
 	for _, r := range slices.Concat(v.routes, v.others) {
@@ -146,6 +153,14 @@ func (v *view) stackRoutes() string {
 		}
 	}
 	return ""
+}
+
+// marks are the bits of packets' marks that rules ask for.
+func (v *view) marks() (bits uint32) {
+	for _, r := range v.rules {
+		bits |= r.Marks
+	}
+	return bits
 }
 
 // findUplinks returns the interfaces that lead out of the node, by index: the
@@ -176,6 +191,19 @@ func (v *view) findUplinks(named, bridges []string) []plan.Link {
 	}
 	slices.SortFunc(out, func(a, b plan.Link) int { return int(a.Index) - int(b.Index) })
 	return out
+}
+
+// findExits sums up the routes of all tables that packets meet.
+func (v *view) findExits(cfg Config) {
+	v.exits = exits{}
+	native := slices.Concat(cfg.NonMasquerade, cfg.Cluster)
+	for _, routes := range [][]device.Route{v.routes, v.others} {
+		for _, r := range routes {
+			if v.of(r.Dst.Addr()) {
+				v.exits.add(r, native)
+			}
+		}
+	}
 }
 
 // findBridges returns those of the named bridges that are up, with what the host itself has there, by index.

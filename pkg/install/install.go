@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -38,18 +39,18 @@ type List struct {
 	// PodCIDRs are this node's. Each becomes a range of addresses.
 	PodCIDRs []netip.Prefix
 	LogLevel string
-	// Portmap is the plugin that is chained after ours for host ports; nil: none, ours serves them.
-	Portmap *Chained
+	// Portmap says that the portmap plugin is chained right after ours for host ports; else ours serves them.
+	Portmap bool
+	// Chain are the administrator's plugins, behind ours and portmap.
+	Chain []Entry
+	// Others is what other programs have put into the list.
+	Others Others
+	// Newest is the newest version of the CNI specification that all plugins of the list support; empty: the newest that ours does.
+	Newest string
 }
 
 // The fields are in the order in which they are written to the file.
 type (
-	conflist struct {
-		CNIVersion  string   `json:"cniVersion"`
-		CNIVersions []string `json:"cniVersions"`
-		Name        string   `json:"name"`
-		Plugins     []any    `json:"plugins"`
-	}
 	plugin struct {
 		Type              string       `json:"type"`
 		BPFFS             string       `json:"bpffs"`
@@ -59,6 +60,7 @@ type (
 		AddressQuarantine string       `json:"addressQuarantine"`
 		Capabilities      capabilities `json:"capabilities"`
 		Portmap           bool         `json:"portmap,omitempty"`
+		Chained           []string     `json:"chained,omitempty"` // types of the administrator's plugins: which ones behind ours the agent has written
 		IPAM              ipam         `json:"ipam"`
 		LogFile           string       `json:"logFile"`
 		LogLevel          string       `json:"logLevel"`
@@ -83,25 +85,44 @@ func (l List) Encode() []byte {
 	p := plugin{
 		Type: Plugin, BPFFS: l.BPFFS, StateDir: l.StateDir, MTU: l.MTU, Attach: l.Attach,
 		AddressQuarantine: seconds(l.Quarantine),
-		Capabilities:      capabilities{IPs: true, MAC: true, Bandwidth: true, PortMappings: l.Portmap == nil},
-		Portmap:           l.Portmap != nil,
+		Capabilities:      capabilities{IPs: true, MAC: true, Bandwidth: true, PortMappings: !l.Portmap},
+		Portmap:           l.Portmap,
+		Chained:           typesOf(l.Chain),
 		IPAM:              ipam{Type: "host-local"},
 		LogLevel:          l.LogLevel,
 	}
 	for _, cidr := range l.PodCIDRs {
 		p.IPAM.Ranges = append(p.IPAM.Ranges, []allot{{cidr}})
 	}
-	list := conflist{CNIVersion: usual, CNIVersions: versions, Name: Network, Plugins: []any{p}}
-	if l.Portmap != nil {
-		list.CNIVersion, list.CNIVersions = l.Portmap.restrict(list.CNIVersions)
-		list.Plugins = append(list.Plugins, portmap{Type: Portmap, Capabilities: portMappings{true}})
+	plugins := []any{p}
+	for _, e := range l.chain() {
+		plugins = append(plugins, e)
 	}
+	list := map[string]any{}
+	for name, value := range l.Others.Fields {
+		list[name] = value
+	}
+	list["cniVersion"], list["cniVersions"] = offered(l.Newest)
+	list["name"], list["plugins"] = Network, plugins
 	content, err := json.MarshalIndent(list, "", "  ")
 	if err != nil {
-		panic(err) // plain strings, numbers and valid prefixes
+		panic(err) // plain strings, numbers, valid prefixes, and what was parsed
 	}
 	return append(content, '\n')
 }
+
+// chain is all that stands behind our plugin.
+func (l List) chain() []Entry {
+	all := slices.Concat(l.Chain, l.Others.Plugins)
+	if !l.Portmap {
+		return all
+	}
+	all = slices.DeleteFunc(all, func(e Entry) bool { return TypeOf(e) == Portmap }) // two of them would make the same chains of rules
+	return slices.Insert(all, 0, Entry(`{"type": "portmap", "capabilities": {"portMappings": true}}`))
+}
+
+// Chained returns the types of the plugins behind ours, in their order.
+func (l List) Chained() []string { return typesOf(l.chain()) }
 
 // seconds formats a duration in seconds: 60s rather than 1m0s.
 func seconds(d time.Duration) string {
@@ -111,10 +132,10 @@ func seconds(d time.Duration) string {
 	return strconv.FormatInt(int64(d/time.Second), 10) + "s"
 }
 
-// WriteList writes the list into dir, unless it is there with the same content. It reports whether it wrote.
+// WriteList writes the list into dir, unless it is there with the same content, in whatever form. It reports whether it wrote.
 func WriteList(dir string, l List) (bool, error) {
 	path, want := filepath.Join(dir, Conflist), l.Encode()
-	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
+	if have, err := os.ReadFile(path); err == nil && sameJSON(have, want) {
 		return false, nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -124,12 +145,15 @@ func WriteList(dir string, l List) (bool, error) {
 	if err := Replace(path, 0o644, bytes.NewReader(want)); err != nil {
 		return false, fmt.Errorf("write network configuration list: %w", err)
 	}
-	return true, nil
+	_, err := remove(aside(dir)) // its content is in the new one
+	return true, err
 }
 
-// RemoveList removes the list. It reports whether there was one.
+// RemoveList removes the list, also one that was set aside. It reports whether there was one.
 func RemoveList(dir string) (bool, error) {
-	return remove(filepath.Join(dir, Conflist))
+	_, err := remove(aside(dir))
+	removed, err2 := remove(filepath.Join(dir, Conflist))
+	return removed, errors.Join(err, err2)
 }
 
 // WritePlugin installs the plugin at source into dir, unless the same file or

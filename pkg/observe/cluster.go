@@ -58,6 +58,8 @@ type Cluster struct {
 	Nodes           []ClusterNode    `json:"nodes"`
 	Problems        []ClusterProblem `json:"problems"`
 	ServiceProblems []ServiceProblem `json:"service_problems"`
+	// NetworkProblems are faults of this node's surroundings that pods meet. They hold for as long as the agent that wrote them runs.
+	NetworkProblems []NetworkProblem `json:"network_problems"`
 }
 
 // AboutNodes is what the loss of the source of Nodes is about.
@@ -95,6 +97,20 @@ type ServiceProblem struct {
 	// Text is a sentence for people.
 	Text string `json:"text"`
 }
+
+// NetworkProblem is one thing that is wrong with this node's surroundings, that pods meet and that an administrator has to mend.
+type NetworkProblem struct {
+	// Reason is the kind of problem in one word, as in metrics.
+	Reason string `json:"reason"`
+	// About names the object of a problem of which there may be several of one reason, such as an interface; may be empty.
+	About string `json:"about"`
+	// Text is a sentence for people, Remedy what mends it.
+	Text   string `json:"text"`
+	Remedy string `json:"remedy"`
+}
+
+// Subject identifies a problem for as long as it lasts; Text may change meanwhile.
+func (p NetworkProblem) Subject() string { return p.Reason + " " + p.About }
 
 // offLink is the reason that the maps show as well.
 const offLink = "off_link"
@@ -144,6 +160,9 @@ func (s *survey) cluster() Cluster {
 	if s.Agent.Running {
 		s.Agent.APIServer = typed.Printable(c.APIServer)
 		s.degraded(c)
+		for _, p := range c.NetworkProblems {
+			s.problemOf("network "+p.Subject(), "%s; to mend it: %s (%s)", p.Text, p.Remedy, p.Reason)
+		}
 	}
 	for _, p := range c.Problems {
 		if p.Reason != offLink { // reported from the maps, where it has its effect

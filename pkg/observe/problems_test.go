@@ -144,6 +144,19 @@ func TestSurveySaysWhyTheNodeIsNotReady(t *testing.T) {
 			},
 			[]string{"(1h0m0s), source/Nodes: they can't be read: i/o timeout", "degraded, cluster/pass: map destinations is full"},
 		},
+		"a network problem": {
+			func(n *node) {
+				n.cluster(Cluster{NetworkProblems: []NetworkProblem{{"no_uplink_address", "eth0 IPv6", "uplink eth0 has no IPv6 address", "give it one"}}})
+			},
+			[]string{"uplink eth0 has no IPv6 address; to mend it: give it one (no_uplink_address)"},
+		},
+		"a network problem, said before the agent died": {
+			func(n *node) {
+				n.cluster(Cluster{NetworkProblems: []NetworkProblem{{"no_uplink_address", "eth0 IPv6", "uplink eth0 has no IPv6 address", "give it one"}}})
+				n.agent.Release()
+			},
+			[]string{"no agent is running"},
+		},
 		"degraded, said before the agent died": {
 			func(n *node) {
 				n.cluster(Cluster{Degraded: []Degraded{{"cluster/pass", "map destinations is full"}}, Lost: time.Now()})

@@ -148,8 +148,8 @@ func TestFindsUpstreamPortmap(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	buildPlugin(t, dir, install.Portmap)
-	if c, err := install.FindPortmap(dir); err != nil || c == nil || c.Version != "1.1.0" {
-		t.Errorf("%v, %v", c, err)
+	if v, err := install.NewestVersion(dir, install.Portmap); err != nil || v != "1.1.0" {
+		t.Errorf("%q, %v", v, err)
 	}
 }
 

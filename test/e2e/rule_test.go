@@ -22,8 +22,8 @@ func routesDecided(t *testing.T, node *lab.Node, want bool) {
 	})
 }
 
-// Where a rule asks for the mark of a packet, which the host's firewall sets, the stack decides on every packet's way. What
-// is under way lives through the rule's coming and going.
+// A rule that asks for the mark of a packet is about no pod's, and changes nothing for them. Where the host's firewall sets such a mark
+// in theirs, the stack decides on every packet's way. Open connections live through both.
 func TestRuleThatAsksForAMark(t *testing.T) {
 	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, flag string) {
@@ -55,16 +55,17 @@ func TestRuleThatAsksForAMark(t *testing.T) {
 		if err := s.node.Netlink().RuleAdd(rule); err != nil {
 			t.Fatal(err)
 		}
-		routesDecided(t, s.node, true)
-		if out, err := s.node.Ebpfctl(t.Context(), "status"); err != nil || !strings.Contains(string(out), "rule 100 asks for a packet mark") {
-			t.Errorf("status, error %v:\n%s", err, out)
-		}
 		assertAll("with the rule")
+		routesDecided(t, s.node, false)
 		err := s.node.Netlink().RouteAdd(&netlink.Route{Dst: prefix(lab.FabricPrefix[family].String()), Table: 77, Type: unix.RTN_PROHIBIT})
 		if err != nil {
 			t.Fatal(err)
 		}
 		runOn(t, s.node, names.iptables+"-nft", "-t", "mangle", "-A", "PREROUTING", "-p", "tcp", "--dport", "7", "-j", "MARK", "--set-mark", "0x10")
+		routesDecided(t, s.node, true)
+		if out, err := s.node.Ebpfctl(t.Context(), "status"); err == nil || !strings.Contains(string(out), "- rule 100 asks for a packet mark") {
+			t.Errorf("status names no problem, error %v:\n%s", err, out)
+		}
 		if _, err := s.pod.TCP(within(t, 2*time.Second), netip.AddrPortFrom(s.outside.Addr(), 7)); err == nil || strings.Contains(err.Error(), "refused") {
 			t.Errorf("what the rule prohibits: %v", err)
 		}

@@ -1,10 +1,10 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -13,6 +13,9 @@ import (
 
 // followLimit is how long the agent may take to follow the Ethernet address that a plugin has given a pod after our ADD.
 const followLimit = 10 * time.Second
+
+// listLook is a time in which the agent has looked at the network configuration list.
+const listLook = time.Second
 
 // TestTunedMACIsFollowed has the upstream plugin tuning, chained after ours, choose the Ethernet address of each pod.
 func TestTunedMACIsFollowed(t *testing.T) {
@@ -23,6 +26,9 @@ func TestTunedMACIsFollowed(t *testing.T) {
 	buildPlugin(t, node.CNIBinDir(), "tuning")
 	chainTuning(t, node, mac)
 	pod := addPod(t, node, "tuned")
+	if now, err := os.ReadFile(node.Conflist()); err != nil || !bytes.Contains(now, []byte(mac)) {
+		t.Errorf("the agent has not left tuning in the list: %s, %v", now, err)
+	}
 	link, err := pod.Netlink().LinkByName(pod.IfName)
 	if err != nil || link.Attrs().HardwareAddr.String() != mac {
 		t.Fatalf("tuning has not set the address: %+v, %v", link, err)
@@ -44,7 +50,7 @@ func TestTunedMACIsFollowed(t *testing.T) {
 	}
 }
 
-// chainTuning has the node's next pods tuned.
+// chainTuning appends tuning to the node's list, as other programs do, and waits until the agent has looked at the list.
 func chainTuning(t *testing.T, node *lab.Node, mac string) {
 	t.Helper()
 	content, err := os.ReadFile(node.Conflist())
@@ -59,8 +65,8 @@ func chainTuning(t *testing.T, node *lab.Node, mac string) {
 	if content, err = json.Marshal(list); err != nil {
 		t.Fatal(err)
 	}
-	node.NetworkConfig = filepath.Join(t.TempDir(), "tuned.conflist")
-	if err := os.WriteFile(node.NetworkConfig, content, 0o600); err != nil {
+	if err := os.WriteFile(node.Conflist(), content, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	time.Sleep(listLook)
 }

@@ -108,6 +108,30 @@ func TestChartSettingsFromAFile(t *testing.T) {
 	}
 }
 
+// Plugins to chain stand in a file of the agent's; other ones restart it.
+func TestChartChain(t *testing.T) {
+	const usual = `EBPF_AGENT_CNI_CHAIN: ""`
+	if text := render(t, "agent.yaml", nil); !strings.Contains(text, usual) || strings.Contains(text, "chain.json") {
+		t.Errorf("by default:\n%s", text)
+	}
+	chained := func(plugins ...any) string { return render(t, "agent.yaml", map[string]any{"cniChain": plugins}) }
+	text := chained(map[string]any{"type": "tuning", "sysctl": map[string]any{"net.core.somaxconn": "500"}})
+	for _, want := range []string{
+		`EBPF_AGENT_CNI_CHAIN: "/etc/ebpf-cni/chain.json"`, `chain.json: "[{\"sysctl\":{\"net.core.somaxconn\":\"500\"},\"type\":\"tuning\"}]"`,
+		"mountPath: /etc/ebpf-cni\n", "name: ebpf-cni-chain\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if checksum(text) == checksum(chained(map[string]any{"type": "sbr"})) {
+		t.Error("other plugins have the same checksum: agents would not be restarted")
+	}
+	if text := render(t, "cleanup.yaml", map[string]any{"cleanup": true, "cniChain": []any{map[string]any{"type": "sbr"}}}); strings.Contains(text, "chain") {
+		t.Errorf("the cleanup mounts what its release has not:\n%s", text)
+	}
+}
+
 // What takes rights away is in force unless somebody says otherwise.
 func TestChartRights(t *testing.T) {
 	const policy, right = "kind: ValidatingAdmissionPolicy\n", "- SYS_ADMIN\n"

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -49,15 +50,21 @@ func servesThroughTheTunnel(t *testing.T, s *stage) {
 	runServiceTests(t, s, false)
 }
 
-// serveAlone checks that the programs serve pods, and that netfilter translates for nobody.
+// serveAlone waits until the programs serve pods, netfilter translates for nobody, and no node has a problem, also after agents were killed.
 func serveAlone(t *testing.T, s *standing) {
 	t.Helper()
 	for _, node := range s.Nodes {
-		out, err := ebpfctl(t.Context(), s.Cluster, node, "status")
-		for _, line := range []string{"served by the programs\n", "netfilter  does not translate", "No problems."} {
-			if err != nil || !strings.Contains(out, line) {
-				t.Errorf("the status of %s does not say %q, error %v:\n%s", node.Name, line, err, out)
+		err := cluster.Poll(within(t, stepLimit), "the status of "+node.Name+" says that the programs serve alone", func(ctx context.Context) error {
+			out, err := ebpfctl(ctx, s.Cluster, node, "status")
+			for _, line := range []string{"served by the programs\n", "netfilter  does not translate", "No problems."} {
+				if err != nil || !strings.Contains(out, line) {
+					return fmt.Errorf("no %q, error %w:\n%s", line, err, out)
+				}
 			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -85,6 +85,11 @@ volumeMounts:
   - name: xtables-lock
     mountPath: /run/xtables.lock
     mountPropagation: HostToContainer
+  {{- if and .Values.cniChain (not .Values.cleanup) }}
+  - name: cni-chain
+    mountPath: /etc/ebpf-cni
+    readOnly: true
+  {{- end }}
 {{- end -}}
 
 {{- define "ebpf-cni.volumes" -}}
@@ -122,4 +127,9 @@ volumes:
     hostPath:
       path: /run/xtables.lock
       type: FileOrCreate
+  {{- if and .Values.cniChain (not .Values.cleanup) }}
+  - name: cni-chain
+    configMap:
+      name: ebpf-cni-chain
+  {{- end }}
 {{- end -}}

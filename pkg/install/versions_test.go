@@ -19,7 +19,7 @@ func TestPortmapIsChained(t *testing.T) {
 		"0.4.0": {"0.4.0", []string{"0.4.0"}},
 	} {
 		l := list()
-		l.Portmap = &Chained{Version: speaks}
+		l.Portmap, l.Newest = true, speaks
 		var got struct {
 			CNIVersion  string
 			CNIVersions []string
@@ -51,20 +51,20 @@ func TestSpokenBy(t *testing.T) {
 	}
 }
 
-func TestFindPortmap(t *testing.T) {
+func TestNewestVersion(t *testing.T) {
 	dir := t.TempDir()
-	if c, err := FindPortmap(dir); c != nil || err != nil {
-		t.Errorf("in an empty directory: %v, %v", c, err)
+	if v, err := NewestVersion(dir, Portmap); v != "" || err != nil {
+		t.Errorf("in an empty directory: %q, %v", v, err)
 	}
-	if _, err := FindPortmap(os.DevNull); err == nil {
+	if _, err := NewestVersion(os.DevNull, Portmap); err == nil {
 		t.Error("below a file: no error")
 	}
 	path := filepath.Join(dir, Portmap)
 	if err := os.Symlink("/elsewhere/on/the/host", path); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := FindPortmap(dir); err != nil || c == nil || c.Version != "1.0.0" {
-		t.Errorf("a link that leads out of the container: %v, %v", c, err)
+	if v, err := NewestVersion(dir, Portmap); err != nil || v != "1.0.0" {
+		t.Errorf("a link that leads out of the container: %q, %v", v, err)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -72,7 +72,17 @@ func TestFindPortmap(t *testing.T) {
 	if err := os.WriteFile(path, []byte("#!/bin/sh"), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	if c, err := FindPortmap(dir); err != nil || c == nil || c.Version != "1.0.0" {
-		t.Errorf("a script: %v, %v", c, err)
+	if v, err := NewestVersion(dir, Portmap); err != nil || v != "1.0.0" {
+		t.Errorf("a script: %q, %v", v, err)
+	}
+}
+
+func TestOlder(t *testing.T) {
+	for _, tt := range []struct{ a, b, want string }{
+		{"", "", ""}, {"", "1.0.0", "1.0.0"}, {"0.4.0", "", "0.4.0"}, {"1.1.0", "1.0.0", "1.0.0"}, {"0.4.0", "1.1.0", "0.4.0"},
+	} {
+		if got := Older(tt.a, tt.b); got != tt.want {
+			t.Errorf("of %q and %q %q is the older, want %q", tt.a, tt.b, got, tt.want)
+		}
 	}
 }

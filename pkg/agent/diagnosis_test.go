@@ -1,0 +1,182 @@
+package agent
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// healthy is a node of both families without network problems: eth0 (2) leads to the world, tun0 (4) and docker0 (8) are no uplinks.
+func healthy() *circumstances {
+	v := testView()
+	v.used = plan.FamilySet{true, true}
+	v.links[8] = device.Link{Index: 8, Name: "docker0", Kind: device.KindBridge, MAC: v.links[2].MAC, Flags: net.FlagUp}
+	v.links[9] = device.Link{Index: 9, Name: "veth7", Kind: "veth", MAC: v.links[2].MAC, Master: 8}
+	v.links[10] = device.Link{Index: 10, Name: "wwan0", Kind: "device"}
+	v.uplinks = []plan.Link{{Index: 2, Name: "eth0"}}
+	v.routes = nil
+	c := &circumstances{state: &state{view: v, known: true, nodes: []plan.Node{n1()}}, cfg: Config{Node: "n1", Masquerade: [wire.Families]bool{true, true}}}
+	c.route("0.0.0.0/0", 2)
+	c.route("::/0", 2)
+	c.route("172.17.0.0/16", 8)
+	c.plan.Standing.Own = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:1::/64")}
+	c.plan.Uplinks = map[uplinks.Key]uplinks.Value{
+		{Ifindex: 2}: {Addresses: wire.AddressesFrom(netip.MustParseAddr("172.18.0.11"), netip.MustParseAddr("2001:db8::11"))},
+	}
+	return c
+}
+
+func (c *circumstances) route(dst string, link int, change ...func(*device.Route)) {
+	r := device.Route{Dst: netip.MustParsePrefix(dst), Index: link, Protocol: 3}
+	for _, f := range change {
+		f(&r)
+	}
+	c.view.routes = append(c.view.routes, r)
+}
+
+func (c *circumstances) withoutAddressOf(f wire.Family) {
+	v := c.plan.Uplinks[uplinks.Key{Ifindex: 2}]
+	v.Addresses[f] = wire.Addr{}
+	c.plan.Uplinks[uplinks.Key{Ifindex: 2}] = v
+}
+
+func pod(ipam, address string) endpoint.Endpoint {
+	return endpoint.Endpoint{Pod: "shop/web", IPAM: ipam, Addresses: []netip.Addr{netip.MustParseAddr(address)}}
+}
+
+// Each network problem is found, and nothing that is as it should be is taken for one.
+func TestDiagnose(t *testing.T) {
+	t.Parallel()
+	hopped := func(r *device.Route) { r.Index, r.Hops = 0, []int{2, 10} }
+	for name, tt := range map[string]struct {
+		spoil func(c *circumstances)
+		want  []string // reason and object of each
+	}{
+		"healthy":                             {func(*circumstances) {}, nil},
+		"no IPv6 address":                     {func(c *circumstances) { c.withoutAddressOf(wire.IPv6) }, []string{"no_uplink_address eth0 IPv6"}},
+		"no IPv4 address":                     {func(c *circumstances) { c.withoutAddressOf(wire.IPv4) }, []string{"no_uplink_address eth0 IPv4"}},
+		"no address, not masqueraded":         {func(c *circumstances) { c.withoutAddressOf(wire.IPv6); c.cfg.Masquerade[wire.IPv6] = false }, nil},
+		"no address of a family without pods": {func(c *circumstances) { c.withoutAddressOf(wire.IPv6); c.plan.Standing.Own = c.plan.Standing.Own[:1] }, nil},
+		"no address, and no route": {func(c *circumstances) {
+			c.withoutAddressOf(wire.IPv6)
+			c.view.routes = c.view.routes[:1]
+		}, nil},
+		"the default route past uplinks": {func(c *circumstances) { c.view.routes[0].Index = 10 }, []string{"default_route wwan0 IPv4"}},
+		"the same of IPv6":               {func(c *circumstances) { c.view.routes[1].Index = 10 }, []string{"default_route wwan0 IPv6"}},
+		"one of its hops past uplinks":   {func(c *circumstances) { hopped(&c.view.routes[0]) }, []string{"default_route wwan0 IPv4"}},
+		"a reserve past uplinks":         {func(c *circumstances) { c.route("0.0.0.0/0", 10, func(r *device.Route) { r.Priority = 700 }) }, nil},
+		"another table's past uplinks": {func(c *circumstances) {
+			c.view.others = []device.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Index: 10, Table: 77, Protocol: 3}}
+		}, []string{"default_route wwan0 IPv4"}},
+		"an unreachable default":    {func(c *circumstances) { c.route("::/0", 1, func(r *device.Route) { r.Unreachable = true }) }, nil},
+		"a part past uplinks":       {func(c *circumstances) { c.route("192.0.2.0/24", 4); c.route("198.51.100.0/24", 4) }, []string{"unmasqueraded tun0 IPv4"}},
+		"the same, not masqueraded": {func(c *circumstances) { c.route("192.0.2.0/24", 4); c.cfg.Masquerade[wire.IPv4] = false }, nil},
+		"a native part": {func(c *circumstances) {
+			c.route("192.0.2.0/24", 4)
+			c.cfg.NonMasquerade = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/23")}
+		}, nil},
+		"one address": {func(c *circumstances) { c.route("192.0.2.9/32", 4) }, nil},
+		"a bridge that leads out": {func(c *circumstances) {
+			c.view.links[11] = device.Link{Index: 11, Name: "eth5", Kind: "device", Master: 8}
+		}, []string{"unmasqueraded docker0 IPv4"}},
+		"a rule by TOS": {func(c *circumstances) {
+			c.view.rules, c.plan.Config.Flags = []device.Rule{{Priority: 100, Unseen: "a TOS value"}}, config.RoutesToStack
+		}, []string{"slow_path rule 100 asks for a TOS value"}},
+		"a rule by a mark that netfilter sets": {func(c *circumstances) {
+			c.view.rules, c.view.marked, c.plan.Config.Flags = []device.Rule{{Priority: 100, Marks: 1}}, "table t", config.RoutesToStack
+		}, []string{"slow_path rule 100 asks for a packet mark, and netfilter may set it in pods' packets: table t"}},
+		"a rule by a mark that no pod's packet has": {func(c *circumstances) { c.view.rules = []device.Rule{{Priority: 100, Marks: 1}} }, nil},
+		"a pod outside the podCIDR":                 {func(c *circumstances) { c.view.endpoints = []endpoint.Endpoint{pod("host-local", "10.244.9.5")} }, []string{"pods_outside_podcidr "}},
+		"an IPv6 pod outside the podCIDR":           {func(c *circumstances) { c.view.endpoints = []endpoint.Endpoint{pod("host-local", "fd00:9::5")} }, []string{"pods_outside_podcidr "}},
+		"a pod of the podCIDR":                      {func(c *circumstances) { c.view.endpoints = []endpoint.Endpoint{pod("host-local", "10.244.1.5")} }, nil},
+		"a pod of another ipam plugin":              {func(c *circumstances) { c.view.endpoints = []endpoint.Endpoint{pod("dhcp", "10.244.9.5")} }, nil},
+		"no Node":                                   {func(c *circumstances) { c.nodes = nil }, []string{"node_missing n1"}},
+		"no Node as far as one may know":            {func(c *circumstances) { c.nodes, c.known = nil, false }, nil},
+		"no Node, nor has there been any":           {func(c *circumstances) { c.nodes, c.plan.Standing.Own = nil, nil }, nil},
+	} {
+		c := healthy()
+		tt.spoil(c)
+		c.view.findExits(c.cfg)
+		var got []string
+		for _, p := range diagnose(*c) {
+			got = append(got, p.Subject())
+			if p.Text == "" || p.Remedy == "" || strings.Contains(p.Text+p.Remedy, "%!") {
+				t.Errorf("%s: %+v", name, p)
+			}
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", name, diff)
+		}
+	}
+}
+
+// Network problems of a real node come and go as it changes: in the file for ebpfctl, in the log and in the metric.
+func TestNetworkProblemsAreTold(t *testing.T) {
+	l := testLoop(t)
+	log := logged(l)
+	ready(t, l)
+	run(t, "ip tuntap add dev tun9 mode tun")
+	run(t, "ip link set dev tun9 up")
+	for _, step := range []struct{ spoil, mend, reason string }{
+		{"ip address del 172.18.0.11/24 dev uplink; ip route add 198.51.100.0/24 dev uplink", "ip address add 172.18.0.11/24 dev uplink", noUplinkAddress},
+		{"ip route add default dev tun9", "ip route del default dev tun9", defaultRoute},
+		{"ip route add 192.0.2.0/24 dev tun9", "ip route del 192.0.2.0/24 dev tun9", unmasqueraded},
+		{"ip rule add priority 100 dsfield 0x10 lookup 77", "ip rule del priority 100", slowPath},
+	} {
+		for command := range strings.SplitSeq(step.spoil, "; ") {
+			run(t, command)
+		}
+		l.uplinks.absences.grace = 0
+		l.pass(t.Context())
+		l.expectNetworkProblems(t, step.spoil, step.reason)
+		run(t, step.mend)
+		l.pass(t.Context())
+		l.expectNetworkProblems(t, step.mend)
+		if strings.Count(log.String(), `"network problem" reason=`+step.reason) != 1 || strings.Count(log.String(), `"network problem is over" reason=`+step.reason) != 1 {
+			t.Errorf("%s is not logged once:\n%s", step.reason, log)
+		}
+	}
+	l.accept(list(n2()))
+	l.replan(t.Context())
+	l.expectNetworkProblems(t, "without its Node", nodeMissing)
+	if why := l.status.reason(); why != "" {
+		t.Errorf("not ready: %s", why)
+	}
+}
+
+// expectNetworkProblems compares what is told with the reasons.
+func (l *loop) expectNetworkProblems(t *testing.T, when string, reasons ...string) {
+	t.Helper()
+	told, err := os.ReadFile(filepath.Join(l.cfg.State, observe.ClusterFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, reason := range networkReasons() {
+		want := 0
+		for _, r := range reasons {
+			if r == reason {
+				want++
+			}
+		}
+		if n := strings.Count(string(told), fmt.Sprintf(`{"reason":%q,"about"`, reason)); n != want {
+			t.Errorf("after %s: ebpfctl is told %d times of %s, want %d", when, n, reason, want)
+		}
+		if n := sampleOf(t, l, "network_problems", reason); int(n) != want {
+			t.Errorf("after %s: the metric counts %v of %s, want %d", when, n, reason, want)
+		}
+	}
+}

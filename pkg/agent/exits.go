@@ -1,0 +1,72 @@
+package agent
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+)
+
+// exits sums up, by family, which links packets leave by, however many routes there are.
+type exits [wire.Families]struct {
+	// links are those that routes lead over, each with the destination of one that leads to a part of the world; invalid: none does.
+	links map[int]netip.Prefix
+	// defaults are, by table, the default routes with the lowest priority value.
+	defaults map[int]defaultExit
+}
+
+type defaultExit struct {
+	priority int
+	links    []int
+}
+
+// add counts a route, unless it is ours, a single address's, or leads nowhere. Destinations in native are no part of the world.
+func (e *exits) add(r device.Route, native []netip.Prefix) {
+	if r.Protocol == device.Protocol || r.Unreachable || r.Dst.IsSingleIP() || isOfLink(r.Dst.Addr()) {
+		return
+	}
+	of := &e[wire.FamilyOf(r.Dst.Addr())]
+	if of.links == nil {
+		of.links, of.defaults = map[int]netip.Prefix{}, map[int]defaultExit{}
+	}
+	toWorld := r.Dst
+	if r.Dst.Bits() == 0 || slices.ContainsFunc(native, func(wider netip.Prefix) bool { return wider.Bits() <= r.Dst.Bits() && wider.Overlaps(r.Dst) }) {
+		toWorld = netip.Prefix{}
+	}
+	for _, index := range r.Links() {
+		if have := of.links[index]; !have.IsValid() {
+			of.links[index] = toWorld
+		}
+	}
+	if r.Dst.Bits() != 0 {
+		return
+	}
+	best, has := of.defaults[r.Table]
+	if !has || r.Priority < best.priority {
+		best = defaultExit{priority: r.Priority}
+	}
+	if r.Priority == best.priority {
+		best.links = append(best.links, r.Links()...)
+	}
+	of.defaults[r.Table] = best
+}
+
+// has reports whether routes of a family lead over a link.
+func (e *exits) has(f wire.Family, link int) bool {
+	_, has := e[f].links[link]
+	return has
+}
+
+// byDefault are the links of a family's best default routes.
+func (e *exits) byDefault(f wire.Family) (links []int) {
+	for _, table := range slices.Sorted(maps.Keys(e[f].defaults)) {
+		for _, index := range e[f].defaults[table].links {
+			if !slices.Contains(links, index) {
+				links = append(links, index)
+			}
+		}
+	}
+	return links
+}
