@@ -122,6 +122,15 @@ func (b *blob) parse() error {
 	return nil
 }
 
+// policyDrops says that the policy of a chain is to drop: its last entry.
+func (b *blob) policyDrops(chain string) bool {
+	entries := b.chains[chain]
+	if len(entries) == 0 || len(entries[len(entries)-1].target) < targetHeader+4 {
+		return false
+	}
+	return verdictsOfXtables[int32(binary.NativeEndian.Uint32(entries[len(entries)-1].target[targetHeader:]))] == drops
+}
+
 // rules reads those of a chain.
 func (b *blob) rules(chain string) (all []rule) {
 	for _, e := range b.chains[chain] {
@@ -149,9 +158,15 @@ func (b *blob) rule(e entry) rule {
 			w.asks(match{of: of, not: inverted&(invertedIn<<i) != 0, name: name[:min(len(name), compared)], begins: compared <= len(name)})
 		}
 	}
-	if proto := map[uint16]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[binary.NativeEndian.Uint16(e.raw[l.proto:])]; proto != "" {
-		w.also("-p " + proto)
+	if proto := binary.NativeEndian.Uint16(e.raw[l.proto:]); proto != 0 {
+		w.some(map[uint16]string{unix.IPPROTO_TCP: "-p tcp", unix.IPPROTO_UDP: "-p udp"}[proto])
 	}
+	const fragments, goes = 1, 2 // IPT_F_FRAG, IPT_F_GOTO; in IPv6 the first has another meaning, and IP6T_F_GOTO is twice as much
+	flags := e.raw[l.inverted-1]
+	if flags&fragments != 0 && !b.ipv6 {
+		w.some("-f")
+	}
+	w.goes = flags&goes != 0 && !b.ipv6 || flags&(2*goes) != 0 && b.ipv6
 	for _, m := range e.matches(b.ipv6) {
 		w.extension(text(m[nameAt:revisionAt]), uint32(m[revisionAt]), m[targetHeader:])
 	}
@@ -171,16 +186,6 @@ func (e entry) matches(ipv6 bool) (all [][]byte) {
 	return all
 }
 
-// comment is what somebody has noted beside a rule; empty: nothing.
-func (e entry) comment(ipv6 bool) string {
-	for _, m := range e.matches(ipv6) {
-		if text(m[nameAt:revisionAt]) == commentMatch {
-			return text(m[targetHeader:])
-		}
-	}
-	return ""
-}
-
 // target reads what a rule does: by a name that is empty, a verdict or a jump.
 func (b *blob) target(w *written, e entry) {
 	info := e.target[targetHeader:]
@@ -193,7 +198,8 @@ func (b *blob) target(w *written, e entry) {
 	}
 	to := int32(binary.NativeEndian.Uint32(info))
 	switch name := b.names[int(to)]; {
-	case to < 0: // a verdict
+	case to < 0:
+		w.does(act{does: verdictsOfXtables[to]}, "")
 	case name != "":
 		w.does(act{does: jumps, chain: name}, "")
 	case int(to) != e.at+len(e.raw): // else it goes on, as a rule without a target

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// listing is what somebody who takes rules out of a table has to know of it.
+// listing is what somebody who changes a table has to know of it.
 type listing struct {
 	chains []string
 	rules  []placed
@@ -14,24 +14,26 @@ type listing struct {
 
 // placed is a rule in its place.
 type placed struct {
-	chain   string
-	at      uint64 // what names it: the handle of nftables, or where it begins in a table of the older iptables
-	comment string
+	chain string
+	at    uint64 // what names it: the handle of nftables, or where it begins in a table of the older iptables
 	rule
 }
 
-// removal is what is taken out of a table in one step: chains with all that they have, and rules of chains that stay.
-type removal struct {
-	chains []string
-	rules  []placed
-	of     []string // whose they were, for people
+// change is what is done to a table in one step: chains are taken out with all that they have, and rules of chains that stay. Accepts
+// are put at the head of a chain.
+type change struct {
+	chains  []string
+	rules   []placed
+	of      []string // whose they were, for people
+	into    string   // the chain that gets accepts
+	accepts []accept
 }
 
-func (r removal) isEmpty() bool { return len(r.chains)+len(r.rules) == 0 }
+func (r change) isEmpty() bool { return len(r.chains)+len(r.rules)+len(r.accepts) == 0 }
 
 // without removes chains, and the rules that lead to them.
-func (l listing) without(chains []string) removal {
-	r, goes := removal{chains: chains}, setOf(chains)
+func (l listing) without(chains []string) change {
+	r, goes := change{chains: chains}, setOf(chains)
 	for _, p := range l.rules {
 		if !goes[p.chain] && p.leadsTo(goes) {
 			r.rules = append(r.rules, p)
@@ -55,48 +57,48 @@ func setOf[T comparable](all []T) map[T]bool {
 	return set
 }
 
-// editable is a table that rules are taken out of, while others may be writing to it.
+// editable is a table that is changed while others may be writing to it.
 type editable interface {
 	fmt.Stringer
 	// keep keeps others from writing, if that takes anything, until done is called.
 	keep() (done func(), err error)
 	// list reads the table; of one that is not there, nothing.
 	list() (listing, error)
-	// remove takes something out of the table as it was listed last; errChanged: it is no longer that.
-	remove(removal) error
+	// apply changes the table as it was listed last; errChanged: it is no longer that.
+	apply(change) error
 }
 
 // errChanged says that somebody else was faster.
 var errChanged = errors.New("others change it all the time")
 
-// edit takes out of a table what choose wants, of what is in it now. What is there for nothing is not kept from others.
-func edit(t editable, choose func(listing) (removal, error)) (removal, error) {
-	want := func() (removal, error) {
+// edit changes a table as choose wants, by what is in it now. Other writers are kept away only if there is something to change.
+func edit(t editable, choose func(listing) (change, error)) (change, error) {
+	want := func() (change, error) {
 		l, err := t.list()
 		if err != nil {
-			return removal{}, fmt.Errorf("read %s: %w", t, err)
+			return change{}, fmt.Errorf("read %s: %w", t, err)
 		}
 		return choose(l)
 	}
 	r, err := want()
 	if err != nil || r.isEmpty() {
-		return removal{}, err
+		return change{}, err
 	}
 	done, err := t.keep()
 	if err != nil {
-		return removal{}, fmt.Errorf("remove rules from %s: %w", t, err)
+		return change{}, fmt.Errorf("change the rules of %s: %w", t, err)
 	}
 	defer done()
 	for range 5 {
 		if r, err = want(); err != nil || r.isEmpty() {
-			return removal{}, err
+			return change{}, err
 		}
-		if err = t.remove(r); !errors.Is(err, errChanged) {
+		if err = t.apply(r); !errors.Is(err, errChanged) {
 			break
 		}
 	}
 	if err != nil {
-		return removal{}, fmt.Errorf("remove rules from %s: %w", t, err)
+		return change{}, fmt.Errorf("change the rules of %s: %w", t, err)
 	}
 	return r, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"os"
 	"runtime"
 	"slices"
@@ -71,7 +72,7 @@ func (t *legacyTable) list() (l listing, err error) {
 			continue
 		}
 		for _, e := range entries[:max(0, len(entries)-1)] { // the last is the chain's policy
-			l.rules = append(l.rules, placed{chain, uint64(e.at), e.comment(t.ipv6()), t.blob.rule(e)})
+			l.rules = append(l.rules, placed{chain, uint64(e.at), t.blob.rule(e)})
 		}
 	}
 	slices.Sort(l.chains)
@@ -79,9 +80,9 @@ func (t *legacyTable) list() (l listing, err error) {
 	return l, nil
 }
 
-// remove implements editable.
-func (t *legacyTable) remove(r removal) error {
-	next, err := t.blob.without(r)
+// apply implements editable.
+func (t *legacyTable) apply(r change) error {
+	next, err := t.blob.after(r)
 	if err != nil {
 		return err
 	}
@@ -92,8 +93,11 @@ func (t *legacyTable) remove(r removal) error {
 type replacement struct {
 	header replaceHeader
 	raw    []byte
-	kept   []int // of each entry, which one of the other it was
+	kept   []int // of each entry, which one of the other it was; isNew: none
 }
+
+// isNew is an entry that the other table has not.
+const isNew = -1
 
 // replaceHeader is struct ipt_replace, and struct ip6t_replace, before the entries.
 type replaceHeader struct {
@@ -107,15 +111,16 @@ type replaceHeader struct {
 // counters is struct xt_counters.
 type counters struct{ packets, bytes uint64 }
 
-// without is the table without something.
-func (b *blob) without(r removal) (*replacement, error) {
+// after is the table after a change.
+func (b *blob) after(r change) (*replacement, error) {
 	all, err := b.entries()
 	if err != nil {
 		return nil, err
 	}
 	next := &replacement{header: replaceHeader{Name: b.info.Name, ValidHooks: b.info.ValidHooks, NumCounters: uint32(len(all))}}
-	// Where what was at some place is now. What is before a rule that stays leads on to that one.
-	moved, chain := map[int]int{}, ""
+	// Where what was at some place is now. What is before a rule that stays leads on to that one. A chain that gets rules
+	// begins with those; when it had none, it began with its policy.
+	moved, policies, chain := map[int]int{}, map[int]int{}, ""
 	chains, rules := setOf(r.chains), map[int]bool{}
 	for _, p := range r.rules {
 		rules[int(p.at)] = true
@@ -130,6 +135,10 @@ func (b *blob) without(r removal) (*replacement, error) {
 			continue // a place that nothing may lead to any more
 		}
 		moved[e.at] = len(next.raw)
+		if chain == r.into && b.names[e.at] == chain && e.name != errorTarget {
+			next.insert(r.accepts, b.ipv6)
+		}
+		policies[e.at] = len(next.raw)
 		if !rules[e.at] {
 			next.raw, next.kept = append(next.raw, e.raw...), append(next.kept, i)
 		}
@@ -138,9 +147,31 @@ func (b *blob) without(r removal) (*replacement, error) {
 	next.header.NumEntries, next.header.Size = uint32(len(next.kept)), uint32(len(next.raw))
 	for hook := range b.info.HookEntry {
 		next.header.HookEntry[hook] = uint32(moved[int(b.info.HookEntry[hook])])
-		next.header.Underflow[hook] = uint32(moved[int(b.info.Underflow[hook])])
+		next.header.Underflow[hook] = uint32(policies[int(b.info.Underflow[hook])])
 	}
 	return next, next.lead(b.ipv6, moved)
+}
+
+// insert appends accepts, each with its comment.
+func (n *replacement) insert(accepts []accept, ipv6 bool) {
+	const comment, verdict = targetHeader + 256, targetHeader + 8 // struct xt_comment_info; struct xt_standard_target, with what fills it up
+	l := entryLayouts[ipv6]
+	for _, a := range accepts {
+		raw := make([]byte, l.elements+comment+verdict)
+		at := l.address * map[subject]int{source: 0, destination: 1}[a.of]
+		copy(raw[at:], a.pods.Addr().AsSlice())
+		copy(raw[at+2*l.address:], net.CIDRMask(a.pods.Bits(), 8*l.address))
+		binary.NativeEndian.PutUint16(raw[l.offsets:], uint16(l.elements+comment))
+		binary.NativeEndian.PutUint16(raw[l.offsets+2:], uint16(len(raw)))
+		match, target := raw[l.elements:], raw[l.elements+comment:]
+		binary.NativeEndian.PutUint16(match, comment)
+		copy(match[nameAt:], commentMatch)
+		copy(match[targetHeader:], ForwardComment)
+		binary.NativeEndian.PutUint16(target, verdict)
+		accepted := int32(acceptedByXtables)
+		binary.NativeEndian.PutUint32(target[targetHeader:], uint32(accepted))
+		n.raw, n.kept = append(n.raw, raw...), append(n.kept, isNew)
+	}
 }
 
 // lead has what leads somewhere lead to where that is now.
@@ -195,8 +226,11 @@ func (n *replacement) write(fd, level int) error {
 	copy(info, n.header.Name[:])
 	binary.NativeEndian.PutUint32(info[nameLength:], uint32(len(n.kept)))
 	for _, was := range n.kept {
-		info = binary.NativeEndian.AppendUint64(info, counted[was].packets)
-		info = binary.NativeEndian.AppendUint64(info, counted[was].bytes)
+		var c counters
+		if was != isNew {
+			c = counted[was]
+		}
+		info = binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(info, c.packets), c.bytes)
 	}
 	if err := setOption(fd, level, addCounters, info); err != nil {
 		return fmt.Errorf("keep what rules have counted: %w", err)

@@ -90,25 +90,19 @@ func (t *nftTable) listRules(l *listing, chain string) error {
 		in, handle := text(a[unix.NFTA_RULE_CHAIN]), a[unix.NFTA_RULE_HANDLE]
 		// A kernel that does not filter sends those of others too.
 		if m[0] == t.family && text(a[unix.NFTA_RULE_TABLE]) == t.name && (chain == "" || in == chain) && len(handle) == 8 {
-			l.rules = append(l.rules, placed{in, binary.BigEndian.Uint64(handle), commentOf(a), readRule(m)})
+			l.rules = append(l.rules, placed{in, binary.BigEndian.Uint64(handle), readRule(m)})
 		}
 	}
 	return err
 }
 
-// commentOf is what people, and programs, note beside a rule: what nft writes there, or iptables' match.
-func commentOf(rule map[uint16][]byte) string {
-	const comment = 0 // NFTNL_UDATA_RULE_COMMENT: the kind stands before the length
-	for data := rule[unix.NFTA_RULE_USERDATA]; len(data) >= 2 && len(data) >= 2+int(data[1]); data = data[2+int(data[1]):] {
-		if data[0] == comment {
+const ruleComment = 0 // NFTNL_UDATA_RULE_COMMENT
+
+// commentIn reads what is kept beside a rule. The kind stands before the length.
+func commentIn(data []byte) string {
+	for ; len(data) >= 2 && len(data) >= 2+int(data[1]); data = data[2+int(data[1]):] {
+		if data[0] == ruleComment {
 			return text(data[2 : 2+int(data[1])])
-		}
-	}
-	list, _ := nl.ParseRouteAttr(rule[unix.NFTA_RULE_EXPRESSIONS])
-	for _, item := range list {
-		parts := nested(item.Value)
-		if a := nested(parts[unix.NFTA_EXPR_DATA]); text(parts[unix.NFTA_EXPR_NAME]) == "match" && text(a[unix.NFTA_MATCH_NAME]) == commentMatch {
-			return text(a[unix.NFTA_MATCH_INFO])
 		}
 	}
 	return ""
@@ -117,8 +111,8 @@ func commentOf(rule map[uint16][]byte) string {
 // keep implements editable: the kernel compares generations.
 func (t *nftTable) keep() (done func(), err error) { return func() {}, nil }
 
-// remove implements editable.
-func (t *nftTable) remove(r removal) error {
+// apply implements editable.
+func (t *nftTable) apply(r change) error {
 	b := nftBatch{generation: t.generation}
 	rule := func(chain string, more ...*nl.RtAttr) {
 		b.add(unix.NFT_MSG_DELRULE, 0, t.family, append([]*nl.RtAttr{
@@ -134,7 +128,20 @@ func (t *nftTable) remove(r removal) error {
 	for _, name := range r.chains {
 		b.add(unix.NFT_MSG_DELCHAIN, 0, t.family, t.chain(name)...)
 	}
+	for _, a := range r.accepts { // each before what is there
+		e := nl.NewRtAttr(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, nil)
+		for _, one := range a.expressions(t.family) {
+			e.AddChild(one)
+		}
+		b.add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE, t.family, nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(t.name)),
+			nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(r.into)), e, nl.NewRtAttr(unix.NFTA_RULE_USERDATA, userComment(ForwardComment)))
+	}
 	return b.commitUnchanged()
+}
+
+// userComment is a comment as nft and iptables keep one beside a rule.
+func userComment(said string) []byte {
+	return append([]byte{ruleComment, byte(len(said) + 1)}, nl.ZeroTerminated(said)...)
 }
 
 // drop removes the table as it was listed last, with all that it has.

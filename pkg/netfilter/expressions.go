@@ -34,8 +34,9 @@ type expressions struct {
 
 // readRule reads a rule's message.
 func readRule(m []byte) rule {
-	e := expressions{family: m[0], registers: map[uint32]loaded{}}
-	list, _ := nl.ParseRouteAttr(attributes(m)[unix.NFTA_RULE_EXPRESSIONS])
+	e, a := expressions{family: m[0], registers: map[uint32]loaded{}}, attributes(m)
+	e.comment = commentIn(a[unix.NFTA_RULE_USERDATA])
+	list, _ := nl.ParseRouteAttr(a[unix.NFTA_RULE_EXPRESSIONS])
 	in := ofNft
 	for _, item := range list { // iptables writes extensions, which nft does not
 		name := text(nested(item.Value)[unix.NFTA_EXPR_NAME])
@@ -93,10 +94,16 @@ func (e *expressions) read(name string, a map[uint16][]byte) {
 	case "ct":
 		e.also(name)
 		e.ct(a)
+	case "reject":
+		e.does(act{does: rejects}, "")
+	case "queue":
+		e.does(act{does: queues}, "")
 	case "counter":
+	case "log":
+		e.also(name)
 	default: // whatever it leaves in registers is not known
 		clear(e.registers)
-		e.also(name)
+		e.some(name)
 	}
 }
 
@@ -215,6 +222,11 @@ func (e *expressions) compare(a map[uint16][]byte) {
 	understood := operator == unix.NFT_CMP_EQ || m.not
 	switch v.of {
 	case nothing:
+		if v.family && len(data) == 1 {
+			e.steps = append(e.steps, step{match: match{of: familyIs, not: m.not, bits: uint32(data[0])}})
+		} else {
+			e.some("")
+		}
 		if operator == unix.NFT_CMP_EQ {
 			e.remember(v, data)
 		}
@@ -233,9 +245,11 @@ func (e *expressions) compare(a map[uint16][]byte) {
 			m.bits = binary.NativeEndian.Uint32(data)
 		}
 	}
-	if understood {
-		e.asks(m)
+	if !understood {
+		e.some("")
+		return
 	}
+	e.asks(m)
 }
 
 // remember keeps what is said for people alone, and of which family packets of a table of both are.
@@ -293,8 +307,12 @@ func (e *expressions) immediate(a map[uint16][]byte) {
 		e.registers[to] = loaded{data: data[unix.NFTA_DATA_VALUE]}
 		return
 	}
-	if chain := text(nested(data[unix.NFTA_DATA_VERDICT])[unix.NFTA_VERDICT_CHAIN]); chain != "" {
-		e.does(act{does: jumps, chain: chain}, "")
+	verdict := nested(data[unix.NFTA_DATA_VERDICT])
+	code := int32(long(verdict[unix.NFTA_VERDICT_CODE]))
+	if chain := text(verdict[unix.NFTA_VERDICT_CHAIN]); chain != "" {
+		e.does(act{does: jumps, chain: chain, goes: code == unix.NFT_GOTO}, "")
+	} else if does, ends := map[int32]deed{0: drops, 1: accepts, 3: queues, unix.NFT_RETURN: returns}[code]; ends {
+		e.does(act{does: does}, "")
 	}
 }
 
@@ -303,7 +321,7 @@ func (e *expressions) lookup(a map[uint16][]byte) {
 	set, to := text(a[unix.NFTA_LOOKUP_SET]), a[unix.NFTA_LOOKUP_DREG]
 	switch {
 	case to == nil:
-		e.also("@" + set)
+		e.some("@" + set)
 	case long(to) == unix.NFT_REG_VERDICT:
 		e.does(act{does: jumpsToAny}, " @"+set)
 	default:

@@ -129,7 +129,7 @@ func (i *iptables) bases(families []int, all bool) (found []base, err error) {
 		}
 		for hook, name := range hookNames {
 			if b.info.ValidHooks&(1<<hook) != 0 {
-				found = append(found, base{chainID{i.name(), i.family, table, name}, uint32(hook), table == natTable})
+				found = append(found, base{chainID{i.name(), i.family, table, name}, uint32(hook), table == natTable, b.policyDrops(name)})
 			}
 		}
 	}

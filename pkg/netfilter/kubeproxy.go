@@ -98,7 +98,7 @@ func removeKubeProxy(t editable, tell func(string)) error {
 }
 
 // chooseKubeProxys chooses kube-proxy's chains, but for those that others' chains lead to.
-func chooseKubeProxys(l listing) (removal, error) {
+func chooseKubeProxys(l listing) (change, error) {
 	builtIn, needed := setOf(hookNames), map[string]bool{}
 	for _, rule := range l.rules {
 		for _, s := range rule.steps {

@@ -174,7 +174,8 @@ func readBase(m []byte) (b base, ok bool) {
 		return base{}, false
 	}
 	hook := long(nested(a[unix.NFTA_CHAIN_HOOK])[unix.NFTA_HOOK_HOOKNUM])
-	return base{chainID{nftablesName, m[0], text(a[unix.NFTA_CHAIN_TABLE]), text(a[unix.NFTA_CHAIN_NAME])}, hook, text(a[unix.NFTA_CHAIN_TYPE]) == "nat"}, true
+	policy := a[unix.NFTA_CHAIN_POLICY]
+	return base{chainID{nftablesName, m[0], text(a[unix.NFTA_CHAIN_TABLE]), text(a[unix.NFTA_CHAIN_NAME])}, hook, text(a[unix.NFTA_CHAIN_TYPE]) == "nat", policy != nil && long(policy) == dropped}, true
 }
 
 func text(raw []byte) string { return unix.ByteSliceToString(raw) }

@@ -170,7 +170,7 @@ func isPod(chain string) bool {
 }
 
 // choosePods chooses, among the rules of an iptables, those of pods that are gone.
-func (p *Portmap) choosePods(l listing) (r removal, err error) {
+func (p *Portmap) choosePods(l listing) (r change, err error) {
 	if !slices.Contains(l.chains, portmapPods) {
 		return r, nil
 	}
@@ -191,10 +191,10 @@ func (p *Portmap) choosePods(l listing) (r removal, err error) {
 
 // chooseShared chooses what all pods have in common, once there is none. A network that comes to its first pod at that very
 // moment finds its own rules without what they need, says so, and is asked again.
-func chooseShared(l listing) (removal, error) {
+func chooseShared(l listing) (change, error) {
 	leadsOn := func(r placed) bool { return r.chain == portmapPods }
 	if slices.ContainsFunc(l.chains, isPod) || slices.ContainsFunc(l.rules, leadsOn) {
-		return removal{}, nil
+		return change{}, nil
 	}
 	return l.without(l.there(portmapShared)), nil
 }
@@ -240,7 +240,7 @@ func (p *Portmap) sweepOwn(t *nftTable) ([]string, error) {
 }
 
 // chooseOwn chooses among the rules of portmap's own table, which have nothing but the container's name as a comment.
-func (p *Portmap) chooseOwn(l listing) (r removal, err error) {
+func (p *Portmap) chooseOwn(l listing) (r change, err error) {
 	living, err := p.Living()
 	if err != nil {
 		return r, err

@@ -10,8 +10,9 @@ import (
 // rule is one of a chain: what it asks of packets, and what it does, in that order. What is not understood of the first is
 // left out, since it can only make the packets fewer.
 type rule struct {
-	steps []step
-	text  string // for people
+	steps   []step
+	text    string // for people
+	comment string // what somebody has noted beside it
 }
 
 // leadsTo says that a rule jumps to one of these chains.
@@ -29,7 +30,9 @@ type step struct {
 type subject int
 
 const (
-	nothing subject = iota
+	nothing  subject = iota
+	anything         // something that is not understood
+	familyIs
 	source
 	destination
 	sourceLocal
@@ -46,7 +49,7 @@ type match struct {
 	prefix netip.Prefix
 	name   string // of a link
 	begins bool   // links' names begin with it
-	bits   uint32
+	bits   uint32 // of the mark, or the family
 }
 
 // deed is what a rule does.
@@ -56,6 +59,11 @@ const (
 	passes     deed = iota
 	jumps           // to a chain
 	jumpsToAny      // to a chain of its table
+	accepts
+	drops
+	rejects
+	returns
+	queues // has a program decide
 	setsMark
 	keepsMark    // in the connection
 	restoresMark // from it
@@ -70,6 +78,7 @@ const (
 type act struct {
 	does  deed
 	chain string
+	goes  bool   // to the chain, without coming back
 	bits  uint32 // of the mark, that it may set
 	to    addresses
 }
@@ -90,6 +99,7 @@ var words = map[any][2]string{
 	sourceLocal: {"-m addrtype --src-type", "fib saddr type"}, destinationLocal: {"-m addrtype --dst-type", "fib daddr type"},
 	markBits: {"-m mark --mark", "meta mark"}, jumps: {"-j", "jump"}, jumpsToAny: {"-j", "vmap"}, setsMark: {"-j MARK --set-xmark", "meta mark set"},
 	keepsMark: {"-j CONNMARK --set-xmark", "ct mark set"}, restoresMark: {"-j CONNMARK --restore-mark", "meta mark set ct mark"},
+	accepts: {"-j ACCEPT", "accept"}, drops: {"-j DROP", "drop"}, rejects: {"-j REJECT", "reject"}, returns: {"-j RETURN", "return"}, queues: {"-j NFQUEUE", "queue"},
 	masquerade: {"-j MASQUERADE", "masquerade"}, translateSource: {"-j SNAT --to-source", "snat to"},
 	translateDestination: {"-j DNAT --to-destination", "dnat to"}, redirect: {"-j REDIRECT", "redirect"}, translateUnknown: {"-j", ""},
 }
@@ -141,7 +151,8 @@ func (a act) say(in dialect, more string) string {
 
 // written collects a rule.
 type written struct {
-	in dialect
+	in   dialect
+	goes bool // where it leads it does not come back from
 	rule
 }
 
@@ -151,8 +162,15 @@ func (w *written) asks(m match) {
 }
 
 func (w *written) does(a act, more string) {
+	a.goes = a.goes || w.goes && a.does == jumps
 	w.steps = append(w.steps, step{act: a})
 	w.also(a.say(w.in, more))
+}
+
+// some notes that the rule asks for something that nothing is decided by.
+func (w *written) some(text string) {
+	w.steps = append(w.steps, step{match: match{of: anything}})
+	w.also(text)
 }
 
 // also adds words that nothing is decided by.

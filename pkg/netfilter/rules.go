@@ -136,20 +136,28 @@ func payload(header, offset, length uint32) *nl.RtAttr {
 // anyBit ends the rule for packets of which what was read has none of these bits.
 func anyBit(bits uint32) []*nl.RtAttr {
 	mask := binary.NativeEndian.AppendUint32(nil, bits)
-	none := make([]byte, len(mask))
-	return []*nl.RtAttr{
-		expression("bitwise", number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register),
-			number(unix.NFTA_BITWISE_LEN, uint32(len(mask))), value(unix.NFTA_BITWISE_MASK, mask), value(unix.NFTA_BITWISE_XOR, none)),
-		compare(unix.NFT_CMP_NEQ, none),
-	}
+	return []*nl.RtAttr{masked(mask), compare(unix.NFT_CMP_NEQ, make([]byte, len(mask)))}
 }
 
+// masked leaves of what was read the bits of a mask.
+func masked(mask []byte) *nl.RtAttr {
+	return expression("bitwise", number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register),
+		number(unix.NFTA_BITWISE_LEN, uint32(len(mask))), value(unix.NFTA_BITWISE_MASK, mask), value(unix.NFTA_BITWISE_XOR, make([]byte, len(mask))))
+}
+
+// The verdicts of nftables' rules.
+const (
+	dropped  = 0 // NF_DROP
+	accepted = 1 // NF_ACCEPT
+)
+
 // drop is the end of the packet.
-func drop() *nl.RtAttr {
+func drop() *nl.RtAttr { return verdict(dropped) }
+
+// verdict is the end of the rule, and of what the packet goes through.
+func verdict(code uint32) *nl.RtAttr {
 	data := nl.NewRtAttr(unix.NFTA_IMMEDIATE_DATA|unix.NLA_F_NESTED, nil)
-	verdict := data.AddRtAttr(unix.NFTA_DATA_VERDICT|unix.NLA_F_NESTED, nil)
-	const dropped = 0 // NF_DROP
-	verdict.AddRtAttr(unix.NFTA_VERDICT_CODE, nl.BEUint32Attr(dropped))
+	data.AddRtAttr(unix.NFTA_DATA_VERDICT|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_VERDICT_CODE, nl.BEUint32Attr(code))
 	return expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT), data)
 }
 

@@ -35,6 +35,7 @@ type base struct {
 	chainID
 	hook uint32
 	nat  bool
+	drop bool // its policy
 }
 
 // ruleset is what one program keeps.

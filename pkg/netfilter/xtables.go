@@ -26,15 +26,18 @@ func (w *written) extension(name string, revision uint32, info []byte) {
 			case kinds == localType:
 				w.asks(match{of: of, not: inverted[i]})
 			case kinds != 0:
-				w.also(fmt.Sprintf("%s %#x", words[of][ofIptables], kinds))
+				w.some(fmt.Sprintf("%s %#x", words[of][ofIptables], kinds))
 			}
 		}
 	case name == "mark" && revision == 1 && len(info) >= 9: // struct xt_mark_mtinfo1
 		w.asks(match{of: markBits, bits: word(0) & word(4), not: info[8] != 0})
 	case (name == "tcp" || name == "udp") && len(info) >= 8 && (short(4) != 0 || short(6) != 0xffff): // struct xt_tcp, struct xt_udp
-		w.also(fmt.Sprintf("-m %s --dport %s", name, ports(short(4), short(6))))
-	default:
+		w.some(fmt.Sprintf("-m %s --dport %s", name, ports(short(4), short(6))))
+	case name == commentMatch:
+		w.comment = text(info)
 		w.also("-m " + name)
+	default:
+		w.some("-m " + name)
 	}
 }
 
@@ -45,15 +48,24 @@ func ports(first, last uint16) string {
 	return fmt.Sprintf("%d:%d", first, last)
 }
 
+// Verdicts of rules in tables of iptables.
+const acceptedByXtables = -2 // -NF_ACCEPT - 1
+
+var verdictsOfXtables = map[int32]deed{-1: drops, acceptedByXtables: accepts, -4: queues, -5: returns}
+
 // harmless are targets that translate nothing.
 var harmless = []string{
-	"LOG", "NFLOG", "ULOG", "TRACE", "CONNSECMARK", "SECMARK", "CLASSIFY", "SET", "NOTRACK", "CT", "TCPMSS", "REJECT", "AUDIT", "DSCP", "TOS",
-	"TTL", "HL", "CHECKSUM", "NFQUEUE", "TEE", "IDLETIMER", "LED", "RATEEST", "TPROXY", "TCPOPTSTRIP", "SYNPROXY",
+	"LOG", "NFLOG", "ULOG", "TRACE", "CONNSECMARK", "SECMARK", "CLASSIFY", "SET", "NOTRACK", "CT", "TCPMSS", "AUDIT", "DSCP", "TOS",
+	"TTL", "HL", "CHECKSUM", "TEE", "IDLETIMER", "LED", "RATEEST", "TPROXY", "TCPOPTSTRIP", "SYNPROXY",
 }
 
 // target reads a target of a family's table.
 func (w *written) target(name string, revision uint32, info []byte, ipv6 bool) {
 	switch name {
+	case "REJECT":
+		w.does(act{does: rejects}, "")
+	case "NFQUEUE":
+		w.does(act{does: queues}, "")
 	case "MASQUERADE":
 		w.does(act{does: masquerade}, "")
 	case "REDIRECT":
