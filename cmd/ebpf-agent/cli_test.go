@@ -116,7 +116,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Services: agent.ServicesAuto, ExternalIPs: true, Cgroup: "/found", Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Services: agent.ServicesAuto, ExternalIPs: true, Cgroup: "/found", Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, ForwardAccept: agent.ForwardAcceptAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
 		Quarantine: time.Minute, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
@@ -129,7 +129,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	args := []string{
 		"--nodes-file=$NODES", "--node-name", "n1", "--api-server=https://10.0.0.1:6443, https://[2001:db8::1]:6443,https://api.example,https://10.0.0.1:6443/", "--attach-bridge=ecag-br0,docker0", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
-		"--kube-proxy=off", "--portmap=on", "--cni-chain=testdata/chain.json", "--services=on", "--external-ips=false", "--nodeport-addresses=192.0.2.0/24,::/0", "--snat-ports=1000-1999", "--snat-entries=5000",
+		"--kube-proxy=off", "--forward-accept=off", "--portmap=on", "--cni-chain=testdata/chain.json", "--services=on", "--external-ips=false", "--nodeport-addresses=192.0.2.0/24,::/0", "--snat-ports=1000-1999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
 		"--cni-bin-dir=/o", "--proc-sys=/proc", "--log-level=debug", "--log-format=json",
 	}
@@ -156,7 +156,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", Bin: "/o", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
 		Node:        "n1", APIServers: []string{"https://10.0.0.1:6443", "https://[2001:db8::1]:6443", "https://api.example:443"}, Bridges: []string{"ecag-br0", "docker0"}, RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: agent.ServicesOn, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
 		Service: prefixes("10.96.0.0/12", "fd00::/108"), NodePortAddresses: prefixes("192.0.2.0/24", "::/0"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
-		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: true, Chain: []json.RawMessage{json.RawMessage(`{"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}}`), json.RawMessage(`{"type": "sbr"}`)}, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
+		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, ForwardAccept: agent.ForwardAcceptOff, Portmap: true, Chain: []json.RawMessage{json.RawMessage(`{"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}}`), json.RawMessage(`{"type": "sbr"}`)}, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
@@ -180,7 +180,7 @@ func TestRefusals(t *testing.T) {
 		{"--routing-mode=ipip", "direct, vxlan or auto"}, {"--vxlan-port=0", "a number"}, {"--vxlan-port=65536", "a number"},
 		{"--vxlan-vni=0", "a number"}, {"--vxlan-vni=16777216", "a number"}, {"--vxlan-udp-checksum=maybe", "true or false"},
 		{"--vxlan-port=50000", "--snat-ports"},
-		{"--kube-proxy=maybe", "auto, on or off"},
+		{"--kube-proxy=maybe", "auto, on or off"}, {"--forward-accept=on", "auto or off"},
 		{"--portmap=1", "on or off"},
 		{"--cni-chain=/nowhere", "no such file"}, {"--cni-chain=/proc", "is a directory"}, {"--cni-chain=cli_test.go", "not a JSON list"}, {"--cni-chain=testdata/chain-without-type.json", "plugin 2 is not"},
 		{"--services=some", "auto, on or off"}, {"--external-ips=some", "true or false"},

@@ -77,6 +77,8 @@ func (o *options) flags() []cli.Flag {
 		{Name: "cluster-cidr", Help: "the range that podCIDRs are taken from; it is never masqueraded to, even where a Node is not known yet", Value: o.prefixes(&c.Cluster)},
 		{Name: "kube-proxy", Default: "auto", Help: "whether netfilter translates addresses on this node, as rules of kube-proxy, portmap and your own do; auto: find out, and follow changes",
 			Value: cli.OneOf(&c.KubeProxy, agent.KubeProxyAuto, agent.KubeProxyOn, agent.KubeProxyOff)},
+		{Name: "forward-accept", Default: "auto", Help: "whether packets of pods are accepted in chains of netfilter's forward hook whose policy drops: auto puts one accept for each podCIDR and direction at the head of the chain; off: ebpfctl status reports the chain",
+			Value: cli.OneOf(&c.ForwardAccept, agent.ForwardAcceptAuto, agent.ForwardAcceptOff)},
 		{Name: "services", Default: "auto", Help: "whether the programs serve Services: of pods, of the node's own processes and from outside; off: netfilter does, by kube-proxy's rules; auto: they do unless such rules stand on the node",
 			Value: cli.OneOf(&c.Services, agent.ServicesAuto, agent.ServicesOn, agent.ServicesOff)},
 		{Name: "external-ips", Default: "true", Help: "with --services on or auto, whether externalIPs that Services claim are served; anybody who may write a Service can claim any address", Value: cli.Bool(&c.ExternalIPs)},

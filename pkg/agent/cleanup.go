@@ -76,6 +76,7 @@ func (c *cleaner) run(ctx context.Context) error {
 		{"late endpoints", c.releaseEndpoints},
 		{"host ports", c.sweepPortmap},
 		{"connections of netfilter's", func(context.Context) error { return netfilter.RemoveBridge() }},
+		{"accepts in forward chains", func(context.Context) error { return netfilter.RemoveForward() }},
 		{"routes", c.deleteRoutes},
 		{"plugin", c.removePlugin},
 		{"sysctls", func(context.Context) error {

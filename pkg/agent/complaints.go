@@ -162,7 +162,7 @@ func (c *complaints) degraded() map[string]string {
 
 // controllers are those that ARCHITECTURE.md has in its table.
 var controllers = []string{
-	"cluster", "uplinks", "bridges", "tunnel", "endpoints", "mode", "files", "sysctls", "pins", "network", "source", "flows", "services", "listeners", "metrics",
+	"cluster", "uplinks", "bridges", "tunnel", "endpoints", "mode", "forward", "files", "sysctls", "pins", "network", "source", "flows", "services", "listeners", "metrics",
 }
 
 // controllersOf says of each controller whether there are complaints about it.

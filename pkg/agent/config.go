@@ -43,6 +43,15 @@ const (
 	KubeProxyOff  KubeProxyMode = "off"
 )
 
+// ForwardAcceptMode says whether accepts are put into forward chains whose policy drops.
+type ForwardAcceptMode string
+
+// The modes: they are where packets of pods would be dropped; they never are.
+const (
+	ForwardAcceptAuto ForwardAcceptMode = "auto"
+	ForwardAcceptOff  ForwardAcceptMode = "off"
+)
+
 // ServicesMode says whether the programs serve Services.
 type ServicesMode string
 
@@ -151,6 +160,8 @@ type Config struct {
 	Quarantine time.Duration
 	// KubeProxy says whether netfilter translates addresses on this node.
 	KubeProxy KubeProxyMode
+	// ForwardAccept says whether accepts are put into forward chains whose policy drops.
+	ForwardAccept ForwardAcceptMode
 	// Portmap says whether the portmap plugin, in Directories.Bin, is chained after ours and opens host ports in our place.
 	Portmap bool
 	// Chain are the administrator's plugins, chained after ours, as LoadChain returns them.

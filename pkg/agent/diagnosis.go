@@ -26,11 +26,12 @@ const (
 	slowPath        = "slow_path"
 	podsOutside     = "pods_outside_podcidr"
 	nodeMissing     = "node_missing"
+	forwardDrop     = "forward_drop"
 )
 
 // networkReasons are all of them.
 func networkReasons() []string {
-	return []string{noUplinkAddress, defaultRoute, unmasqueraded, slowPath, podsOutside, nodeMissing}
+	return []string{noUplinkAddress, defaultRoute, unmasqueraded, slowPath, podsOutside, nodeMissing, forwardDrop}
 }
 
 // circumstances are everything that network problems are found in: the newest look and plan, and the settings.
@@ -42,7 +43,7 @@ type circumstances struct {
 // diagnose finds the network problems of a node. It is pure.
 func diagnose(c circumstances) (found []observe.NetworkProblem) {
 	for _, check := range []func(circumstances) []observe.NetworkProblem{
-		circumstances.withoutAddress, circumstances.waysPastUplinks, circumstances.slowPaths, circumstances.strayPods, circumstances.ownNode,
+		circumstances.withoutAddress, circumstances.waysPastUplinks, circumstances.slowPaths, circumstances.strayPods, circumstances.ownNode, circumstances.forwardDropped,
 	} {
 		found = append(found, check(c)...)
 	}
@@ -223,6 +224,21 @@ func (c circumstances) ownNode() []observe.NetworkProblem {
 		Text:   fmt.Sprintf("there is no Node %s: this node's pods keep the podCIDR %s, pods of other nodes do not reach them, and another node may get it", c.cfg.Node, listOf(c.plan.Standing.Own)),
 		Remedy: "start the kubelet, which registers the Node, or give the agent the right --node-name",
 	}}
+}
+
+// forwardDropped finds chains of netfilter by which the host's stack drops packets of pods.
+func (c circumstances) forwardDropped() (found []observe.NetworkProblem) {
+	for _, d := range c.forwardDrops {
+		if d.Policy && c.cfg.ForwardAccept == ForwardAcceptOff {
+			d.Remedy = "set --forward-accept=auto, or " + d.Remedy
+		}
+		found = append(found, observe.NetworkProblem{
+			Reason: forwardDrop, About: d.Chain + ": " + d.Rule,
+			Text:   fmt.Sprintf("%s: %q drops packets of pods that the host's stack forwards, such as the first ones to another node or to the world", d.Chain, d.Rule),
+			Remedy: d.Remedy,
+		})
+	}
+	return found
 }
 
 // isNode reports whether a Node of that name exists.

@@ -16,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
@@ -104,9 +105,12 @@ func TestDiagnose(t *testing.T) {
 		"an IPv6 pod outside the podCIDR":           {func(c *circumstances) { c.view.endpoints = []endpoint.Endpoint{pod("host-local", "fd00:9::5")} }, []string{"pods_outside_podcidr "}},
 		"a pod of the podCIDR":                      {func(c *circumstances) { c.view.endpoints = []endpoint.Endpoint{pod("host-local", "10.244.1.5")} }, nil},
 		"a pod of another ipam plugin":              {func(c *circumstances) { c.view.endpoints = []endpoint.Endpoint{pod("dhcp", "10.244.9.5")} }, nil},
-		"no Node":                                   {func(c *circumstances) { c.nodes = nil }, []string{"node_missing n1"}},
-		"no Node as far as one may know":            {func(c *circumstances) { c.nodes, c.known = nil, false }, nil},
-		"no Node, nor has there been any":           {func(c *circumstances) { c.nodes, c.plan.Standing.Own = nil, nil }, nil},
+		"a rule that drops": {func(c *circumstances) {
+			c.forwardDrops = []netfilter.ForwardDrop{{Chain: "table t, chain c", Rule: "drop", Remedy: "nft"}}
+		}, []string{"forward_drop table t, chain c: drop"}},
+		"no Node":                         {func(c *circumstances) { c.nodes = nil }, []string{"node_missing n1"}},
+		"no Node as far as one may know":  {func(c *circumstances) { c.nodes, c.known = nil, false }, nil},
+		"no Node, nor has there been any": {func(c *circumstances) { c.nodes, c.plan.Standing.Own = nil, nil }, nil},
 	} {
 		c := healthy()
 		tt.spoil(c)
@@ -136,6 +140,7 @@ func TestNetworkProblemsAreTold(t *testing.T) {
 		{"ip route add default dev tun9", "ip route del default dev tun9", defaultRoute},
 		{"ip route add 192.0.2.0/24 dev tun9", "ip route del 192.0.2.0/24 dev tun9", unmasqueraded},
 		{"ip rule add priority 100 dsfield 0x10 lookup 77", "ip rule del priority 100", slowPath},
+		{"iptables-nft -A FORWARD -j REJECT", "iptables-nft -D FORWARD -j REJECT", forwardDrop},
 	} {
 		for command := range strings.SplitSeq(step.spoil, "; ") {
 			run(t, command)

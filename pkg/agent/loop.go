@@ -42,6 +42,7 @@ type loop struct {
 	endpoints  *endpointController
 	mode       *modeController
 	bridge     *bridgeController
+	forward    *forwardController
 	containers *containerController
 	handover   *handover
 	services   *serviceController // nil: the programs translate to no backends

@@ -12,6 +12,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/lease"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -44,10 +45,12 @@ type state struct {
 	lost      time.Time // since when there has been a sourceErr
 	view      *view     // of the newest look that succeeded; nil: none has
 	hostPorts hostPorts // as last seen
-	plan      plan.Result
-	yields    yields        // to what Services are left
-	applied   bool          // destinations and routes have been written as this plan has them
-	next      time.Duration // until the next pass over the whole node; steps bring it forward by lookAgain
+	// forwardDrops are chains by which the host's stack drops packets of pods.
+	forwardDrops []netfilter.ForwardDrop
+	plan         plan.Result
+	yields       yields        // to what Services are left
+	applied      bool          // destinations and routes have been written as this plan has them
+	next         time.Duration // until the next pass over the whole node; steps bring it forward by lookAgain
 	// whole says that this pass looks at everything, pods that it looks at pods. Else it goes by what an earlier one found.
 	whole, pods bool
 }
@@ -81,6 +84,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		endpoints:  &endpointController{node: n, orphans: newOrphans()},
 		files:      &fileController{node: n},
 		bridge:     &bridgeController{node: n, mode: m},
+		forward:    &forwardController{node: n, said: map[string]bool{}},
 		containers: newContainers(n),
 		alarm:      newAlarm(),
 	}
@@ -95,6 +99,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"bridges", onPass | onNodes, l.containers.attach},
 		{"sysctls", onPass | onNodes, l.sysctls.loosen},
 		{"mode", onPass | onTick, l.bridge.follow},
+		{"forward", onPass | onTick, l.forward.follow},
 		{"services", onPass | onTick, l.handover.follow},
 		{"cluster", onPass | onNodes, vital(l.cluster.writeConfig)},
 		{"services", onTick, vital(l.cluster.writeConfig)}, // of which who serves is a part
