@@ -87,6 +87,14 @@ EC_INLINE bool nat_port_in_range(__be16 port)
 	return p >= cfg.snat_port_low && p <= cfg.snat_port_high;
 }
 
+/* Whether a flow may have the port: an older one also where new ones get none any more. */
+EC_INLINE bool nat_port_may_be_held(__be16 port)
+{
+	__u32 p = bpf_ntohs(port);
+
+	return nat_port_in_range(port) || (p >= cfg.snat_held_low && p <= cfg.snat_held_high);
+}
+
 /* A random port of the range, in host order. */
 EC_INLINE __u32 nat_random_port(void)
 {

@@ -80,7 +80,7 @@ EC_CALL enum verdict ports_reserve(const struct tuple *reverse_key, __u32 holder
 
 	if (!total)
 		return VERDICT_GO_ON;
-	if (!force && *total >= range)
+	if (!range || (!force && *total >= range))
 		return -DROP_SNAT_EXHAUSTED;
 	if (!force && !holder_may(&held, range - *total))
 		return -DROP_PORT_LIMIT;

@@ -76,9 +76,12 @@ type NodeConfig struct {
 	Masquerade uint32
 	// Mark is the skb mark bit of packets that our programs have sent out or translated.
 	Mark uint32
-	// SnatPortLow and SnatPortHigh bound the ports to masquerade to, inclusive, in host order.
+	// SnatPortLow and SnatPortHigh bound the ports to masquerade to, inclusive, in host order; none: high is below low.
 	SnatPortLow  uint32
 	SnatPortHigh uint32
+	// SnatHeldLow and SnatHeldHigh bound the ports that older flows may hold beside those.
+	SnatHeldLow  uint32
+	SnatHeldHigh uint32
 	// SnatEntries and ConntrackEntries are the capacities of those tables.
 	SnatEntries      uint32
 	ConntrackEntries uint32

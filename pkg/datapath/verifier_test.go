@@ -91,6 +91,14 @@ func TestVerifier(t *testing.T) {
 	}
 }
 
+// Programs that have no port left to masquerade to load as others do.
+func TestVerifierWithoutPorts(t *testing.T) {
+	priv.Require(t)
+	none := configurations()["bridges"]
+	none.SnatPortLow, none.SnatPortHigh, none.SnatHeldLow, none.SnatHeldHigh = 1, 0, 49152, 65535
+	verified(t, none)
+}
+
 // The kernels that every change is tested on have bounds.
 func TestVerifierHasBounds(t *testing.T) {
 	for _, version := range []string{"6.1", "6.12", "6.18"} {

@@ -71,6 +71,11 @@ func withPorts(low, high uint32) option {
 	return func(c *config.NodeConfig) { c.SnatPortLow, c.SnatPortHigh = low, high }
 }
 
+// withHeldPorts says which ports older flows may hold beside those.
+func withHeldPorts(low, high uint32) option {
+	return func(c *config.NodeConfig) { c.SnatHeldLow, c.SnatHeldHigh = low, high }
+}
+
 // withTables sets how many flows the tables hold.
 func withTables(snatEntries, conntrackEntries uint32) option {
 	return func(c *config.NodeConfig) { c.SnatEntries, c.ConntrackEntries = snatEntries, conntrackEntries }

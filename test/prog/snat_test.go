@@ -135,6 +135,44 @@ func TestOnePort(t *testing.T) {
 	})
 }
 
+// A flow whose port new flows do not get any more keeps it in both directions, and the node's own connections leave it alone.
+func TestHeldPort(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for held, want := range map[bool]string{true: "delivered", false: "stack"} {
+			options := []option{withPorts(50000, 50000)}
+			if held {
+				options = append(options, withHeldPorts(40000, 50000))
+			}
+			b := newBed(t, f, options...)
+			p := udp(podA, 7, world, 53)
+			b.fromPod(p).is("forwarded")
+			out := b.tuple(wire.UDP, podA, 7, world, 53)
+			forward, reverse := b.pair(out)
+			must(t, b.reverse.Delete(reverseKey(out, forward)))
+			forward.ToPort = wire.PortFrom(40000)
+			must(t, b.snat.Put(out, forward))
+			must(t, b.reverse.Put(reverseKey(out, forward), reverse))
+
+			r := b.fromPod(p).is("forwarded").flow("udp " + nodeIP + ":40000 > " + world + ":53")
+			b.fromUplink(answer(r, p)).is(want)
+			if own := b.toUplink(udp(nodeIP, 40000, world, 53)).view(); held == (own.sport == 40000) {
+				t.Errorf("held: %v: the node's own connection leaves as %v", held, own)
+			}
+		}
+	})
+}
+
+// Without any port left, what needs one is refused, also where the pod's own might do.
+func TestNoPorts(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withPorts(1, 0), withHeldPorts(40000, 50000))
+		b.fromPod(udp(podA, 7, world, 53)).is("drop SNAT_EXHAUSTED")
+		b.fromPod(tcp(podB, 40000, world, 80, syn)).is("drop SNAT_EXHAUSTED")
+		b.fromPod(ping(podA, 7, world)).is("drop SNAT_EXHAUSTED")
+		b.empty()
+	})
+}
+
 // A pod that is gone holds no port, also while nobody collects.
 func TestDeadPodHoldsNoPort(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
