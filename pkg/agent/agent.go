@@ -161,10 +161,10 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if a.host, err = device.Open(); err != nil {
 		return err
 	}
+	a.sysctls = newSysctls(a.node, record)
 	if err := a.load(ctx); err != nil {
 		return err
 	}
-	a.sysctls = newSysctls(a.node, record)
 	if err := a.locks.takePins(a.cfg.BPFFS); err != nil { // it may not have been there before
 		return err
 	}
@@ -179,13 +179,18 @@ func (a *agent) load(ctx context.Context) (err error) {
 		return err
 	}
 	a.mode.begin(time.Now())
+	shares, err := a.sysctls.portShares()
+	if err != nil {
+		return err
+	}
+	a.mode.beginWith(shares.snat)
 	o := datapath.Options{
-		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.nodeConfig(a.mode.level),
+		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.nodeConfig(a.mode.programMode),
 		SnatEntries: a.cfg.SnatEntries, Log: a.log,
 	}
 	a.dp, err = a.withoutCgroup(ctx, o, datapath.Load)
 	if err != nil && a.forgo(ctx, err) {
-		o.NodeConfig = a.nodeConfig(a.mode.level)
+		o.NodeConfig = a.nodeConfig(a.mode.programMode)
 		a.dp, err = datapath.Load(ctx, o)
 	}
 	return explainMode(err, a.mode.level)

@@ -38,12 +38,12 @@ func TestLockThatIsNotToBeHadIsToldOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		texts[err.Error()] = true
-		mode.changed(t.Context(), outcome{netfilter.Translates, explainMode(fmt.Errorf("replace the programs: %w", err), netfilter.Translates)}, time.Now())
+		mode.changed(t.Context(), outcome{programMode{level: netfilter.Translates}, explainMode(fmt.Errorf("replace the programs: %w", err), netfilter.Translates)}, time.Now())
 	}
 	if n := strings.Count(log.String(), "about=\"mode/netfilter's translation\""); n != 1 || len(texts) == 1 {
 		t.Errorf("%d texts are told %d times, want several once", len(texts), n)
 	}
-	mode.changed(t.Context(), outcome{netfilter.Translates, errors.New("another reason")}, time.Now())
+	mode.changed(t.Context(), outcome{programMode{level: netfilter.Translates}, errors.New("another reason")}, time.Now())
 	if n := strings.Count(log.String(), "about=\"mode/netfilter's translation\""); n != 2 {
 		t.Errorf("told %d times after another reason, want twice", n)
 	}

@@ -152,7 +152,7 @@ type Config struct {
 	Masquerade [wire.Families]bool
 	// NonMasquerade and Cluster are never masqueraded; no podCIDR may overlap Service.
 	NonMasquerade, Cluster, Service []netip.Prefix
-	// SnatLow and SnatHigh bound the ports to masquerade to, inclusive.
+	// SnatLow and SnatHigh bound the ports to masquerade to, inclusive, as far as the host can spare them.
 	SnatLow, SnatHigh uint16
 	// SnatEntries is the capacity of the masquerading tables, in entries.
 	SnatEntries uint32
@@ -187,17 +187,18 @@ type Config struct {
 // servesServices says whether the programs can serve Services at all, though they may leave them to kube-proxy.
 func (c Config) servesServices() bool { return c.Services == ServicesOn || c.Services == ServicesAuto }
 
-// nodeConfig is for programs that work beside netfilter, which may translate so much. frontends says that they translate to backends.
-func (c Config) nodeConfig(level netfilter.Level, frontends bool) config.NodeConfig {
+// nodeConfig is for programs of that mode. frontends says that they translate to backends.
+func (c Config) nodeConfig(m programMode, frontends bool) config.NodeConfig {
 	n := config.NodeConfig{
-		Mark: c.Mark, SnatPortLow: uint32(c.SnatLow), SnatPortHigh: uint32(c.SnatHigh), TunnelPort: uint32(c.VXLANPort), TunnelVNI: c.VXLANVNI,
+		Mark: c.Mark, SnatPortLow: uint32(m.snat.low), SnatPortHigh: uint32(m.snat.high), SnatHeldLow: uint32(c.SnatLow), SnatHeldHigh: uint32(c.SnatHigh),
+		TunnelPort: uint32(c.VXLANPort), TunnelVNI: c.VXLANVNI,
 	}
 	for f, on := range c.Masquerade {
 		if on {
 			n.Masquerade |= 1 << f
 		}
 	}
-	switch level {
+	switch m.level {
 	case netfilter.Nothing:
 	case netfilter.Masquerades:
 		n.NetfilterNat = config.Masquerades

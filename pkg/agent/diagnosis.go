@@ -27,11 +27,22 @@ const (
 	podsOutside     = "pods_outside_podcidr"
 	nodeMissing     = "node_missing"
 	forwardDrop     = "forward_drop"
+
+	snatPortsReduced = "snat_ports"
+	portsUnreserved  = "unreserved_ports"
+	ephemeralFew     = "ephemeral_ports"
+
+	portLimit     = "port_limit"
+	snatLimit     = "snat_limit"
+	snatExhausted = "snat_exhausted"
 )
 
 // networkReasons are all of them.
 func networkReasons() []string {
-	return []string{noUplinkAddress, defaultRoute, unmasqueraded, slowPath, podsOutside, nodeMissing, forwardDrop}
+	return []string{
+		noUplinkAddress, defaultRoute, unmasqueraded, slowPath, podsOutside, nodeMissing, forwardDrop,
+		snatPortsReduced, portsUnreserved, ephemeralFew, portLimit, snatLimit, snatExhausted,
+	}
 }
 
 // circumstances are everything that network problems are found in: the newest look and plan, and the settings.
@@ -44,6 +55,7 @@ type circumstances struct {
 func diagnose(c circumstances) (found []observe.NetworkProblem) {
 	for _, check := range []func(circumstances) []observe.NetworkProblem{
 		circumstances.withoutAddress, circumstances.waysPastUplinks, circumstances.slowPaths, circumstances.strayPods, circumstances.ownNode, circumstances.forwardDropped,
+		circumstances.scarcePorts, circumstances.refusedFlows,
 	} {
 		found = append(found, check(c)...)
 	}
@@ -237,6 +249,22 @@ func (c circumstances) forwardDropped() (found []observe.NetworkProblem) {
 			Text:   fmt.Sprintf("%s: %q drops packets of pods that the host's stack forwards, such as the first ones to another node or to the world", d.Chain, d.Rule),
 			Remedy: d.Remedy,
 		})
+	}
+	return found
+}
+
+// scarcePorts finds that the node has too few ports for all who need some.
+func (c circumstances) scarcePorts() []observe.NetworkProblem {
+	if c.ports == nil {
+		return nil
+	}
+	return c.ports.problems()
+}
+
+// refusedFlows finds limits that have refused flows a moment ago.
+func (c circumstances) refusedFlows() (found []observe.NetworkProblem) {
+	for _, r := range c.refused {
+		found = append(found, r.problem())
 	}
 	return found
 }

@@ -36,9 +36,9 @@ func anew(log *slog.Logger, run func() error) error {
 // that a node which has neither does without. It stays the same from a start to the end.
 func (n *node) frontends() bool { return n.cfg.servesServices() || n.hostPortsAsked }
 
-// nodeConfig is for programs that work beside netfilter, which may translate so much.
-func (n *node) nodeConfig(level netfilter.Level) config.NodeConfig {
-	return n.cfg.nodeConfig(level, n.frontends())
+// nodeConfig is for programs of that mode.
+func (n *node) nodeConfig(m programMode) config.NodeConfig {
+	return n.cfg.nodeConfig(m, n.frontends())
 }
 
 // retryForgone is when programs that translate to backends are tried once more after they could not be loaded: memory may have been short.

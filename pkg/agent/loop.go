@@ -48,6 +48,7 @@ type loop struct {
 	services   *serviceController // nil: the programs translate to no backends
 	files      *fileController
 	sysctls    *sysctls
+	refusals   *refusalController
 	steps      []step
 	errs       []error   // of each step, the newest time it was taken
 	failing    time.Time // since when there has always been one; zero: there is none

@@ -22,7 +22,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
-	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -71,7 +70,7 @@ func testLoop(t *testing.T) *loop {
 	record, err := openRecord(cfg.Directories, nil)
 	must(err)
 	dp, err := datapath.Load(t.Context(), datapath.Options{
-		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(netfilter.Nothing, false), SnatEntries: cfg.SnatEntries, Log: cfg.Log, Spec: pins.Stubs(t),
+		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(programMode{snat: cfg.snatPorts()}, false), SnatEntries: cfg.SnatEntries, Log: cfg.Log, Spec: pins.Stubs(t),
 	})
 	must(err)
 	host, err := device.Open()
@@ -83,7 +82,9 @@ func testLoop(t *testing.T) *loop {
 		}
 	})
 	n := &node{cfg: cfg, log: cfg.Log, host: host, dp: dp, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
-	return newLoop(n, newMode(n), newSysctls(n, record), plan.Standing{}, observe.Cluster{})
+	mode := newMode(n)
+	mode.beginWith(cfg.snatPorts())
+	return newLoop(n, mode, newSysctls(n, record), plan.Standing{}, observe.Cluster{})
 }
 
 // logged has what is logged from now on.

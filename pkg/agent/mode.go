@@ -20,10 +20,11 @@ type modeController struct {
 	*node
 	watch *netfilter.Watch
 	// around is what is around the rules, as told to watch; marks looks for those that mark pods' packets.
-	around netfilter.Surroundings
-	marks  netfilter.Marks
-	// level is whose packets netfilter may translate, as the programs have it.
-	level netfilter.Level
+	around      netfilter.Surroundings
+	marks       netfilter.Marks
+	programMode // as the programs have it
+	// snatWanted is what snat should be.
+	snatWanted portRange
 	// found is that as it was found last: the programs may not have followed yet.
 	found netfilter.Level
 	// again is when to look again, after a failure.
@@ -32,18 +33,25 @@ type modeController struct {
 	// and pods must not wait for the verifier, nor for the plugin's work to end. Nothing
 	// more is wanted before its outcome has been taken.
 	changing bool
-	wanted   chan netfilter.Level
+	wanted   chan programMode
 	outcomes chan outcome
+}
+
+// programMode is what programs are loaded for that may change while the agent runs: whose packets netfilter may translate, and which
+// ports new masqueraded flows get.
+type programMode struct {
+	level netfilter.Level
+	snat  portRange
 }
 
 // outcome is how a change of the programs went.
 type outcome struct {
-	level netfilter.Level
-	err   error
+	programMode
+	err error
 }
 
 func newMode(n *node) *modeController {
-	return &modeController{node: n, watch: netfilter.New(), wanted: make(chan netfilter.Level, 1), outcomes: make(chan outcome, 1)}
+	return &modeController{node: n, watch: netfilter.New(), wanted: make(chan programMode, 1), outcomes: make(chan outcome, 1)}
 }
 
 // begin decides on the mode of the first programs.
@@ -56,6 +64,9 @@ func (c *modeController) begin(now time.Time) {
 	c.found = c.level
 }
 
+// beginWith says which ports the first programs masquerade to.
+func (c *modeController) beginWith(snat portRange) { c.snat, c.snatWanted = snat, snat }
+
 // find asks what netfilter translates, unless --kube-proxy says.
 func (c *modeController) find(ask func() (netfilter.Level, error)) (netfilter.Level, error) {
 	switch c.cfg.KubeProxy {
@@ -67,6 +78,14 @@ func (c *modeController) find(ask func() (netfilter.Level, error)) (netfilter.Le
 	return ask()
 }
 
+// share takes which ports to masquerade to.
+func (c *modeController) share(s *state) error {
+	if s.ports != nil {
+		c.snatWanted = s.ports.snat
+	}
+	return nil
+}
+
 // follow looks at netfilter and has the programs replaced if they need another mode.
 func (c *modeController) follow(now time.Time) {
 	if c.changing || now.Before(c.again) {
@@ -75,9 +94,9 @@ func (c *modeController) follow(now time.Time) {
 	level, err := c.find(func() (netfilter.Level, error) { return c.watch.Look(now, c.level) })
 	c.complaints.note("mode/netfilter's rules", err)
 	c.found = level
-	if level != c.level {
+	if want := (programMode{level, c.snatWanted}); want != c.programMode {
 		c.changing = true
-		c.wanted <- level
+		c.wanted <- want
 	}
 }
 
@@ -106,15 +125,15 @@ func (c *modeController) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case level := <-c.wanted:
-			c.replace(ctx, level)
+		case mode := <-c.wanted:
+			c.replace(ctx, mode)
 		}
 	}
 }
 
-func (c *modeController) replace(ctx context.Context, level netfilter.Level) {
-	err := c.dp.Reconfigure(ctx, c.nodeConfig(level))
-	c.outcomes <- outcome{level, explainMode(err, level)}
+func (c *modeController) replace(ctx context.Context, mode programMode) {
+	err := c.dp.Reconfigure(ctx, c.nodeConfig(mode))
+	c.outcomes <- outcome{mode, explainMode(err, mode.level)}
 }
 
 // changed takes the outcome.
@@ -122,7 +141,7 @@ func (c *modeController) changed(ctx context.Context, o outcome, now time.Time) 
 	c.changing = false
 	err := o.err
 	if err != nil {
-		err = fmt.Errorf("the programs do not suit netfilter's rules on this node and could not be replaced, so Services may not work: %w", err)
+		err = fmt.Errorf("%s: %w", c.unsuited(o.programMode), err)
 	}
 	if ctx.Err() == nil {
 		c.complaints.note("mode/netfilter's translation", err)
@@ -131,8 +150,22 @@ func (c *modeController) changed(ctx context.Context, o outcome, now time.Time) 
 		c.again = now.Add(retryMode)
 		return
 	}
-	c.level = o.level
-	c.report()
+	before := c.programMode
+	c.programMode = o.programMode
+	if c.snat != before.snat {
+		c.log.Info("other ports to masquerade to", "ports", c.snat, "before", before.snat)
+	}
+	if c.level != before.level {
+		c.report()
+	}
+}
+
+// unsuited says what is wrong while the programs can't be replaced by those of another mode.
+func (c *modeController) unsuited(want programMode) string {
+	if want.level == c.level {
+		return fmt.Sprintf("the programs still masquerade to ports %s, not %s, and could not be replaced, so the node's own connections may collide with pods'", c.snat, want.snat)
+	}
+	return "the programs do not suit netfilter's rules on this node and could not be replaced, so Services may not work"
 }
 
 // where says beside what the programs work; empty: netfilter does not translate.

@@ -181,7 +181,7 @@ func TestFailureOfAModeIsTold(t *testing.T) {
 	l := testLoop(t)
 	ready(t, l)
 	for _, err := range []error{errors.New("somebody holds the lock"), nil} {
-		l.mode.changed(t.Context(), outcome{level: netfilter.Translates, err: err}, time.Now())
+		l.mode.changed(t.Context(), outcome{programMode{level: netfilter.Translates}, err}, time.Now())
 		l.judge()
 		told := l.readTold(t).Degraded
 		if want := err != nil; len(told) == 1 != want || want && !strings.HasSuffix(told[0].Text, "may not work: "+err.Error()) {
@@ -199,9 +199,9 @@ func TestOneChangeOfTheModeAtATime(t *testing.T) {
 		t.Helper()
 		c.follow(now.Add(after))
 		select {
-		case level := <-c.wanted:
-			if !wanted || level != netfilter.Translates {
-				t.Errorf("%s: wanted: level %d", when, level)
+		case mode := <-c.wanted:
+			if !wanted || mode.level != netfilter.Translates {
+				t.Errorf("%s: wanted: level %d", when, mode.level)
 			}
 		default:
 			if wanted {
@@ -211,13 +211,13 @@ func TestOneChangeOfTheModeAtATime(t *testing.T) {
 	}
 	expect("at first", 0, true)
 	expect("while it is under way", time.Second, false)
-	c.changed(t.Context(), outcome{netfilter.Translates, errors.New("refused")}, now)
+	c.changed(t.Context(), outcome{programMode{level: netfilter.Translates}, errors.New("refused")}, now)
 	if c.level != netfilter.Nothing || len(c.complaints.degraded()) == 0 || c.where() != "" {
 		t.Errorf("after a failure: level %d, failure %v, %q", c.level, c.complaints.degraded(), c.where())
 	}
 	expect("just failed", retryMode-1, false)
 	expect("after the pause", retryMode, true)
-	c.changed(t.Context(), outcome{netfilter.Translates, nil}, now)
+	c.changed(t.Context(), outcome{programMode{level: netfilter.Translates}, nil}, now)
 	if c.status.read().netfilter != netfilter.Translates || len(c.complaints.degraded()) != 0 || c.where() != "--kube-proxy=on" {
 		t.Errorf("after it came about: %+v, failure %v, %q", c.status.read(), c.complaints.degraded(), c.where())
 	}

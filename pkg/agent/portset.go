@@ -2,6 +2,8 @@ package agent
 
 import (
 	"fmt"
+	"iter"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,6 +61,31 @@ func (p ports) with(q ports) ports {
 		p[i] |= q[i]
 	}
 	return p
+}
+
+func (p ports) and(q ports) ports {
+	for i := range p {
+		p[i] &= q[i]
+	}
+	return p
+}
+
+func (p ports) count() (n int) {
+	for _, word := range p {
+		n += bits.OnesCount64(word)
+	}
+	return n
+}
+
+// all are the ports in ascending order.
+func (p ports) all() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for i := range 1 << 16 {
+			if p.has(i) && !yield(i) {
+				return
+			}
+		}
+	}
 }
 
 // String is the kernel's notation.

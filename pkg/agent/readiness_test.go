@@ -163,7 +163,7 @@ func faults() map[string]fault {
 			l.accept(source.Update{Err: errors.New("connection refused"), Changed: time.Now()})
 		}, "", "source", "connection refused"},
 		"netfilter needs other programs": {func(t *testing.T, l *loop) {
-			l.mode.changed(t.Context(), outcome{netfilter.Translates, errors.New("refused")}, time.Now())
+			l.mode.changed(t.Context(), outcome{programMode{level: netfilter.Translates}, errors.New("refused")}, time.Now())
 		}, "", "mode", "could not be replaced"},
 		"ports can't be reserved": {func(t *testing.T, l *loop) {
 			l.sysctls.close()

@@ -39,12 +39,14 @@ type node struct {
 // state is what the controllers go by. The loop writes it; they read it.
 type state struct {
 	nodes     []plan.Node
-	known     bool      // a complete list of Nodes has arrived
-	changed   time.Time // when the newest change in it was noticed
-	sourceErr error     // why there is no newer list; nil: there is none newer
-	lost      time.Time // since when there has been a sourceErr
-	view      *view     // of the newest look that succeeded; nil: none has
-	hostPorts hostPorts // as last seen
+	known     bool        // a complete list of Nodes has arrived
+	changed   time.Time   // when the newest change in it was noticed
+	sourceErr error       // why there is no newer list; nil: there is none newer
+	lost      time.Time   // since when there has been a sourceErr
+	view      *view       // of the newest look that succeeded; nil: none has
+	hostPorts hostPorts   // as last seen
+	ports     *portShares // as last decided; nil: not yet
+	refused   []refusal   // the limits that have refused flows a moment ago
 	// forwardDrops are chains by which the host's stack drops packets of pods.
 	forwardDrops []netfilter.ForwardDrop
 	plan         plan.Result
@@ -86,6 +88,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		bridge:     &bridgeController{node: n, mode: m},
 		forward:    &forwardController{node: n, said: map[string]bool{}},
 		containers: newContainers(n),
+		refusals:   &refusalController{node: n},
 		alarm:      newAlarm(),
 	}
 	l.handover = newHandover(n, m, func() bool { return l.services.read().filled })
@@ -110,7 +113,9 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
 		{"bridges", onPass, l.containers.detach},
-		{"sysctls", onPass | onTick, func(s *state) error { return l.sysctls.inspect(l.services.read().nodePorts, &s.hostPorts.numbers) }},
+		{"sysctls", onPass | onTick, func(s *state) error { return l.sysctls.inspect(s, l.services.read().nodePorts, &s.hostPorts.numbers) }},
+		{"mode", onPass | onTick, l.mode.share},
+		{"flows", onTick, l.refusals.look},
 		{"files", onPass, vital(l.files.installPlugin)},
 		{"files", onPass | onTick, vital(room)},
 

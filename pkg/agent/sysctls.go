@@ -19,6 +19,8 @@ import (
 const (
 	ipForward     = "net/ipv4/ip_forward"
 	reservedPorts = "net/ipv4/ip_local_reserved_ports"
+	// ephemeralPorts is the range that the kernel takes ports from for sockets that ask for any, in both families.
+	ephemeralPorts = "net/ipv4/ip_local_port_range"
 	// ipv6Forward alone decides on forwarding in IPv6; the links' own make routers or hosts of them.
 	ipv6Forward = "net/ipv6/conf/all/forwarding"
 )
@@ -53,11 +55,13 @@ type sysctls struct {
 	routing bool
 	// disputed are the sysctls that somebody else has changed within settledAfter, with when he last did.
 	disputed map[string]time.Time
-	// ports is reservedPorts, kept open since nothing tells of a change, and kept is what it was when it last was as it should be, with
-	// ours among it.
-	ports *device.OpenSysctl
-	kept  string
-	ours  ports
+	// ports and ephemeral are reservedPorts and ephemeralPorts, kept open since nothing tells of a change; kept is what they were when
+	// they last were as they should be, with those ports in use.
+	ports, ephemeral *device.OpenSysctl
+	kept             struct {
+		ports, ephemeral string
+		used             ports
+	}
 }
 
 func newSysctls(n *node, r *record) *sysctls {
@@ -65,8 +69,9 @@ func newSysctls(n *node, r *record) *sysctls {
 }
 
 func (c *sysctls) close() {
-	if c != nil && c.ports != nil {
+	if c != nil {
 		c.ports.Close()
+		c.ephemeral.Close()
 	}
 }
 
@@ -233,18 +238,17 @@ func (c *sysctls) loosen(s *state) error {
 	return errors.Join(errs...)
 }
 
-// inspect looks for what the kernel does not tell of. Packets to our ports are the programs': those of the range to masquerade to,
-// NodePorts and host ports.
-func (c *sysctls) inspect(used ...*ports) error {
+// inspect looks for what the kernel does not tell of. Packets to our ports are the programs': those to masquerade to, NodePorts and
+// host ports, which are given here.
+func (c *sysctls) inspect(s *state, used ...*ports) error {
 	c.settle()
-	var ours ports
+	var all ports
 	for _, p := range used {
 		if p != nil {
-			ours = ours.with(*p)
+			all = all.with(*p)
 		}
 	}
-	ours.add(c.cfg.SnatLow, c.cfg.SnatHigh)
-	return c.ensurePorts(ours)
+	return c.ensurePorts(s, all)
 }
 
 // reserve keeps the kernel from giving our ports to sockets that ask for any.
@@ -259,7 +263,7 @@ func (c *sysctls) reserve(ours ports) error {
 	if want == now {
 		return nil
 	}
-	return c.change(reservedPorts, have, setting{Before: others.String(), Ours: want.String()}, c.kept != "" && have != c.kept)
+	return c.change(reservedPorts, have, setting{Before: others.String(), Ours: want.String()}, c.kept.ports != "" && have != c.kept.ports)
 }
 
 // reserved reads the ports that are reserved now.
@@ -273,24 +277,42 @@ func (c *sysctls) reserved() (text string, p ports, err error) {
 	return text, p, nil
 }
 
-// ensurePorts reserves our ports again when they are others, or somebody has written another list: a
-// service that applies its own settings does not know of ours.
-func (c *sysctls) ensurePorts(ours ports) (err error) {
-	if c.ports == nil {
-		if c.ports, err = c.Open(reservedPorts); err != nil {
-			return err
-		}
-	}
-	have, err := c.ports.Get()
-	if err != nil || have == c.kept && have != "" && ours == c.ours {
+// ensurePorts reserves our ports again when they are others, or somebody has written another list, or another range of ephemeral
+// ports: a service that applies its own settings does not know of ours.
+func (c *sysctls) ensurePorts(s *state, used ports) error {
+	have, ephemeral, err := c.readPorts()
+	if k := &c.kept; err != nil || have == k.ports && have != "" && ephemeral == k.ephemeral && used == k.used {
 		return err // as before, as it nearly always is
 	}
-	if err := c.reserve(ours); err != nil {
+	shares, err := c.portShares()
+	if err != nil {
 		return err
 	}
-	c.ours = ours
-	c.kept, err = c.ports.Get()
+	shares.add(used)
+	if err := c.reserve(shares.ours); err != nil {
+		return err
+	}
+	s.ports = &shares
+	c.kept.used, c.kept.ephemeral = used, ephemeral
+	c.kept.ports, err = c.ports.Get()
 	return err
+}
+
+// readPorts reads reservedPorts and ephemeralPorts.
+func (c *sysctls) readPorts() (reserved, ephemeral string, err error) {
+	if c.ports == nil {
+		if c.ports, err = c.Open(reservedPorts); err != nil {
+			return "", "", err
+		}
+	}
+	if c.ephemeral == nil {
+		if c.ephemeral, err = c.Open(ephemeralPorts); err != nil {
+			return "", "", err
+		}
+	}
+	reserved, err1 := c.ports.Get()
+	ephemeral, err2 := c.ephemeral.Get()
+	return reserved, ephemeral, errors.Join(err1, err2)
 }
 
 // addedBy are the ports that we reserved and nobody before us.

@@ -54,8 +54,12 @@ func (o *OpenSysctl) Get() (string, error) {
 	}
 }
 
-// Close closes the sysctl's file.
-func (o *OpenSysctl) Close() { _ = o.file.Close() }
+// Close closes the sysctl's file; nil: it was not opened.
+func (o *OpenSysctl) Close() {
+	if o != nil {
+		_ = o.file.Close()
+	}
+}
 
 // Set writes a sysctl unless it has the value already, since many writes make the kernel notify or wait even when nothing
 // changes. It reports whether it wrote.

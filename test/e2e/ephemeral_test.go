@@ -1,0 +1,83 @@
+package e2e
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// A node whose ephemeral ports are those to masquerade to keeps its share of them, from the start of the agent and when the range
+// changes, and flows that have one of the others keep it.
+func TestNodeKeepsEphemeralPorts(t *testing.T) {
+	t.Parallel()
+	l := lab.ForTest(t, lab.Options{Nodes: 1, Families: families})
+	node := l.Nodes[0]
+	become := func(ephemeral string) {
+		t.Helper()
+		if err := node.WriteSysctl("net/ipv4/ip_local_port_range", ephemeral); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reserves := func(want string) {
+		t.Helper()
+		eventually(t, changeLimit, want+" are reserved", func() bool {
+			have, err := node.ReadSysctl("net/ipv4/ip_local_reserved_ports")
+			return err == nil && have == want
+		})
+	}
+	become("49152 65535") // what is to be masqueraded to
+	startAgents(t, l)
+	const first, then = "58368-65535", "49152-57343"
+	reserves(first)
+	assertStatus(t, node, changeLimit, "(snat_ports)", first)
+	pod := addPod(t, node, "a")
+	ask := func(from *lab.Namespace, to netip.AddrPort, port uint16) (*lab.UDPConn, uint16) {
+		t.Helper()
+		conn, err := from.DialUDP(to, port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn, echoFrom(t, conn)
+	}
+	flows, ports := map[netip.AddrPort]*lab.UDPConn{}, map[netip.AddrPort]uint16{}
+	for _, f := range families {
+		to := serveOver(t, l.Outside, f)
+		ask(node.Namespace, to, 0)
+		if flows[to], ports[to] = ask(pod.Namespace, to, 50000); ports[to] < 58368 {
+			t.Errorf("a flow has the port %d", ports[to])
+		}
+	}
+	become("57344 65535") // all of these are the node's
+	reserves(then)
+	assertStatus(t, node, changeLimit, then)
+	own := uint16(50000)
+	for to, flow := range flows {
+		eventually(t, 2*changeLimit, "new flows get other ports", func() bool {
+			time.Sleep(50 * time.Millisecond)
+			own++
+			_, port := ask(pod.Namespace, to, own)
+			return port <= 57343
+		})
+		if port := echoFrom(t, flow); port != ports[to] {
+			t.Errorf("a flow that had the port %d has %d", ports[to], port)
+		}
+		ask(node.Namespace, to, 0)
+	}
+}
+
+// echoFrom sends a datagram and returns the port that it came from.
+func echoFrom(t *testing.T, conn *lab.UDPConn) uint16 {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), priv.Patience(time.Second))
+	defer cancel()
+	from, err := conn.Echo(ctx, 100)
+	if err != nil {
+		t.Error(err)
+	}
+	return from.Port()
+}
