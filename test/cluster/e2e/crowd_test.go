@@ -17,7 +17,7 @@ func crowded() int {
 	if isLong() {
 		return 100
 	}
-	return 40
+	return 32
 }
 
 // few are enough to be met while they start, as are those that the rest of a crowd has more.
@@ -29,7 +29,7 @@ metadata: {name: crowd}
 spec:
   replicas: %d
   selector: {matchLabels: {app: crowd}}
-  strategy: {rollingUpdate: {maxSurge: 5%%, maxUnavailable: 10%%}}
+  strategy: {rollingUpdate: {maxSurge: 10%%, maxUnavailable: 20%%}}
   template:
     metadata: {labels: {app: crowd}}
     spec:
