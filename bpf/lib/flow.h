@@ -118,8 +118,11 @@ EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 		return 30;
 	if (proto != IPPROTO_TCP)
 		return in ? 180 : 60;
-	if (((out | in) & FLOW_RESET) || (out & in & FLOW_FIN))
+	if ((out | in) & FLOW_RESET)
 		return 10;
+	/* The other side is in TIME_WAIT for a minute; a stamp is up to a second old. */
+	if (out & in & FLOW_FIN)
+		return in & FLOW_FIRST ? 61 : 10;
 	if ((out | in) & FLOW_FIN)
 		return 3600;
 	/* A RST alone is no answer: else a port scan would fill the table for a day. */
@@ -128,17 +131,23 @@ EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 	return 60;
 }
 
+/* The same of a pair: a question and its answers take a port for a short time only, as in netfilter. */
+EC_INLINE __u64 flow_lifetime_pair_s(__u8 proto, __u8 out, __u8 in)
+{
+	if (proto == IPPROTO_UDP && !(in & FLOW_STREAM))
+		return 30;
+	return flow_lifetime_s(proto, out, in);
+}
+
 /*
- * The same of a flow of a client outside to a Service: what costs it nothing ends early, as in netfilter. It must have
- * proved that it has its address, and datagrams have to be answered more than once. What its backend has closed waits
- * for it as for a pod, unless it is pressed.
+ * The same of a pair of a client outside to a Service, which ends early if it has cost the client nothing, as in
+ * netfilter: the client must have proved that it has its address. A connection that its backend has closed waits for
+ * the client as for a pod, unless it is pressed.
  */
 EC_INLINE __u64 flow_lifetime_outside_s(__u8 proto, __u8 out, __u8 in, bool pressed)
 {
-	__u64 lifetime = flow_lifetime_s(proto, out, in), most = lifetime;
+	__u64 lifetime = flow_lifetime_pair_s(proto, out, in), most = lifetime;
 
-	if (proto == IPPROTO_UDP && !(in & FLOW_STREAM))
-		most = 30;
 	if (proto == IPPROTO_TCP && (in & FLOW_FIN) && pressed)
 		most = 120;
 	if (proto == IPPROTO_TCP && !(out & FLOW_ACK))

@@ -245,9 +245,29 @@ EC_INLINE enum verdict nat_renew(const struct tuple *out, __u32 ifindex, struct 
 	return VERDICT_GO_ON;
 }
 
+/* The unit of nat_recent, about a millisecond. */
+#define NAT_RECENT_SHIFT 20
+
+/* Notes when the opener has last sent a datagram: last_seen is up to a second old, and a question takes less. */
+EC_INLINE void nat_note_recent(struct snat_entry *forward, __u8 proto, __u64 now)
+{
+	__u32 recent = now >> NAT_RECENT_SHIFT;
+
+	if (proto == IPPROTO_UDP && forward->seq_end != recent)
+		forward->seq_end = recent;
+}
+
+/* When the opener of a pair has last sent, as far as it is noted. */
+EC_INLINE __u32 nat_recent(const struct snat_entry *forward, __u8 proto)
+{
+	return proto == IPPROTO_UDP ? forward->seq_end : forward->last_seen >> NAT_RECENT_SHIFT;
+}
+
 /* nat_find, of a half that has been looked up. */
 EC_INLINE enum verdict nat_use(const struct tuple *out, __u32 ifindex, struct snat_entry *e, struct snat_entry **found)
 {
+	__u64 now = bpf_ktime_get_coarse_ns();
+
 	*found = NULL;
 	if (e->ifindex != ifindex) {
 		if (flow_owner_lives(e->ifindex))
@@ -260,7 +280,8 @@ EC_INLINE enum verdict nat_use(const struct tuple *out, __u32 ifindex, struct sn
 		nat_end(out, e);
 		return VERDICT_GO_ON;
 	}
-	switch (flow_age(&e->last_seen)) {
+	nat_note_recent(e, out->proto, now);
+	switch (flow_age_of(*(volatile __u64 *)&e->last_seen, now)) {
 	case FLOW_GONE:
 		return VERDICT_GO_ON;
 	case FLOW_FRESH:
@@ -283,14 +304,23 @@ EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct s
 	return e ? nat_use(out, ifindex, e, found) : VERDICT_GO_ON;
 }
 
+/*
+ * Whether the answer, which comes a second or more after the flow's first packet, shows that the flow goes on. To a
+ * client outside it must not be the first answer, since anybody may have sent the question.
+ */
+EC_INLINE bool nat_is_stream(const struct tuple *reverse_key, const struct snat_entry *e)
+{
+	return reverse_key->proto == IPPROTO_UDP &&
+	       ((e->state & FLOW_PACKET) || !holder_is_outside(e->ifindex, e->flags));
+}
+
 /* Renews a reverse half for a packet that answers; false: it is being removed. */
 EC_INLINE bool nat_renew_reverse(const struct tuple *reverse_key, struct snat_entry *e)
 {
 	enum flow_seen seen = flow_touch(&e->last_seen);
 
 	if (seen == FLOW_DUE) {
-		if (reverse_key->proto == IPPROTO_UDP && holder_is_outside(e->ifindex, e->flags) &&
-		    (e->state & FLOW_PACKET))
+		if (nat_is_stream(reverse_key, e))
 			e->state |= FLOW_STREAM;
 		nat_restore_forward(reverse_key, e);
 	}
@@ -322,6 +352,8 @@ EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool b
 	struct tuple key = by_opener ? pkt->tuple : tuple_reversed(&pkt->tuple);
 	struct snat_entry *peer;
 	struct tcp_side to;
+	bool exact;
+	__u8 doubted;
 
 	key.src = own->to_address;
 	key.sport = own->to_port;
@@ -337,8 +369,28 @@ EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool b
 		own->state = 0;
 		peer->state = 0;
 	}
+	exact = tcp_reset_exact(pkt, &from, &to, by_opener);
 	tcp_note_reset(pkt, &from, &to);
-	return tcp_doubted(pkt, &to, nat_unproved(own, by_opener));
+	if (exact && (own->state & FLOW_RESET)) {
+		own->state |= FLOW_CLOSED;
+		peer->state |= FLOW_CLOSED;
+	}
+	doubted = tcp_doubted(pkt, &to, nat_unproved(own, by_opener));
+	if (!(doubted & FLOW_FIN))
+		own->state |= tcp_closes_first(pkt, &from, &to);
+	return doubted;
+}
+
+/*
+ * Whether neither side of a TCP pair knows its connection any more, so that its port is free: after an exact RST, or
+ * when the side that closed last has been told that its FIN has come.
+ */
+EC_INLINE bool nat_forgotten(const struct snat_entry *forward, const struct snat_entry *reverse)
+{
+	if (forward->state & FLOW_CLOSED)
+		return true;
+	return (forward->state & reverse->state & FLOW_FIN) && !(reverse->state & (FLOW_FIRST | FLOW_RESET)) &&
+	       forward->ack == reverse->seq_end;
 }
 
 /* Notes a packet in its direction's half: the forward one for what the opener sends. */
@@ -353,6 +405,16 @@ EC_INLINE void nat_note(struct snat_entry *own, const struct pkt *pkt, bool by_o
 	bits |= own->state;
 	if (bits != own->state)
 		own->state = bits;
+}
+
+/*
+ * Whether the far end of a TCP pair remembers the closed connection (TIME_WAIT). It takes another one from the same
+ * port if that begins beyond the old end (RFC 6191).
+ */
+EC_INLINE bool nat_takes_syn(const struct snat_entry *forward, const struct snat_entry *reverse, __u32 seq)
+{
+	return (forward->state & reverse->state & FLOW_FIN) && (reverse->state & (FLOW_FIRST | FLOW_RESET)) == FLOW_FIRST &&
+	       reverse->ack == forward->seq_end && (__s32)(seq - forward->seq_end) > 0;
 }
 
 /* From now on, the flow walks the stack in both directions. */

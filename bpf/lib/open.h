@@ -109,6 +109,7 @@ EC_INLINE void open_fill(struct scratch *s, const struct tuple *other_key)
 	e->flags = s->owner.flags;
 	e->ifindex = s->owner.ifindex;
 	e->last_seen = bpf_ktime_get_coarse_ns();
+	nat_note_recent(e, s->pkt.tuple.proto, e->last_seen);
 	if (!nat_to_service(&s->owner))
 		return;
 	e->far_address = other_key->dst;
@@ -150,7 +151,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
 	if (there && open_is_own(s, there) && flow_touch(&there->last_seen) != FLOW_GONE)
 		return OPEN_FOUND;
-	if (there && !room_reclaim_port(there, false))
+	if (there && !room_reclaim_port(there, ROOM_PORT))
 		return OPEN_IN_USE;
 	if (open_port_is_others(ctx, s, &s->key))
 		return OPEN_IN_USE;
@@ -226,6 +227,15 @@ EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owne
 }
 
 /*
+ * Whether the flow begins with the port of one that has given way: the far end takes this SYN there and maybe no other.
+ * A late answer to a datagram must not get to another one.
+ */
+EC_INLINE bool open_takes_spare(const struct scratch *s)
+{
+	return (s->owner.flags & FLOW_COUNTED) && s->spare.found && s->pkt.tuple.proto == IPPROTO_TCP;
+}
+
+/*
  * Where what a search has come to is remembered (quota.h): of the node's ports, for all who need one towards the same
  * destination; the scratch record has the key.
  */
@@ -258,6 +268,8 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 
 	if (open_is_taken_over(scratch))
 		s.port = scratch->target.sport;
+	else if (open_takes_spare(scratch))
+		s.port = scratch->spare.port;
 	else if (scratch->pkt.tuple.proto != IPPROTO_SCTP && !open_keeps_port(scratch, owner))
 		s.port = bpf_htons(nat_random_port());
 	tried = bpf_loop(tries, open_search_step, &s, 0) - (s.result != OPEN_IN_USE);
@@ -314,7 +326,7 @@ EC_INLINE enum verdict open_count_port(struct scratch *s)
 /* Counts a pair for its holder. */
 EC_INLINE enum verdict open_count_pair(struct scratch *s)
 {
-	struct holding held = ports_pairs(quota_holder(s));
+	struct holding held = ports_pairs(room_holder(s));
 	struct usage *u = flow_usage(USAGE_SNAT);
 	enum verdict verdict;
 
@@ -343,10 +355,10 @@ EC_INLINE enum verdict open_note(struct scratch *s)
 /* Takes what was counted for a pair that was not made off the counts. */
 EC_INLINE void open_uncount(struct scratch *s)
 {
-	struct holding held = ports_pairs(quota_holder(s));
+	struct holding held = ports_pairs(room_holder(s));
 
 	if (s->owner.flags & FLOW_COUNTED)
-		ports_release(&s->key, quota_holder(s));
+		ports_release(&s->key, room_holder(s));
 	flow_release(USAGE_SNAT, &held);
 }
 

@@ -11,6 +11,12 @@
 /* How many random ports are looked at when the counts say that none may be taken. */
 #define QUOTA_SAMPLES 128
 
+/* How many more are, until one is found whose flow has ended or may give way. */
+#define QUOTA_TRIES 1024
+
+/* Of so many of the holder's flows the stalest gives way. */
+#define QUOTA_SPARES 8
+
 /* What the ports that were looked at are. */
 struct quota_sample {
 	struct scratch *scratch;
@@ -20,6 +26,7 @@ struct quota_sample {
 	__u32 free;
 };
 
+/* Looks at a port; 1: it was the last. */
 static long quota_sample_step(__u32 i, struct quota_sample *s)
 {
 	struct scratch *scratch = s->scratch;
@@ -28,14 +35,20 @@ static long quota_sample_step(__u32 i, struct quota_sample *s)
 
 	scratch->key.sport = bpf_htons(nat_random_port());
 	there = bpf_map_lookup_elem(&snat_reverse, &scratch->key);
-	if (!there || room_reclaim_port(there, true)) {
+	holder = there ? holder_of(there->ifindex, there->flags, &there->to_address) : 0;
+	if (!there) {
 		s->free++;
-		return 0;
+	} else if (room_reclaim_port(there, ROOM_PRESSED)) {
+		s->free++;
+		scratch->spare.reaped += holder == s->holder;
+	} else {
+		s->own += holder == s->holder;
+		s->world += holder >= HOLDER_WORLD;
+		if (s->holder && holder == s->holder)
+			room_note_spare();
 	}
-	holder = holder_of(there->ifindex, there->flags, &there->to_address);
-	s->own += holder == s->holder;
-	s->world += holder >= HOLDER_WORLD;
-	return 0;
+	return scratch->spare.found >= QUOTA_SPARES ||
+	       (i >= QUOTA_SAMPLES && (scratch->spare.reaped || scratch->spare.found));
 }
 
 /* The last refusal that a look at the ports, or the table, has confirmed. */
@@ -57,12 +70,6 @@ struct {
 	__type(value, struct quota_refusal);
 	__uint(max_entries, QUOTA_REFUSALS);
 } refusals SEC(".maps");
-
-/* Whose share the flow to open is in. */
-EC_INLINE __u32 quota_holder(const struct scratch *s)
-{
-	return holder_of(s->owner.ifindex, s->owner.flags, &s->pkt.tuple.src);
-}
 
 /* Whether a refusal has just been confirmed; confirmed notes that it has. */
 EC_CALL bool quota_refused(__u32 cell, bool confirmed)
@@ -99,23 +106,37 @@ EC_INLINE bool quota_sample_allows(struct quota_sample *s)
 	return s->free && holder_may(&held, s->free / 2);
 }
 
+/* Has the spare flow give way, whose port the flow to open takes. */
+EC_INLINE bool quota_give_way(struct scratch *s)
+{
+	s->key.sport = s->spare.port;
+	if (!s->spare.found || !room_reap_port(ROOM_SPARE))
+		s->spare.found = 0;
+	s->key.sport = 0;
+	return s->spare.found;
+}
+
 /*
  * The counts say that the holder may take no port towards this destination. So some of
  * its ports are looked at: flows that have ended there are removed, those of the world as
  * under pressure, and if fewer than half as many belong to the holder as it may have, the counts are too high and the
- * flow is opened. Otherwise it is refused.
+ * flow is opened. Otherwise a closed or unanswered flow of the holder gives way, or the flow is refused.
  */
 EC_INLINE enum verdict quota_verify(struct scratch *scratch, enum verdict refusal)
 {
-	struct quota_sample s = {.scratch = scratch, .holder = quota_holder(scratch)};
+	struct quota_sample s = {.scratch = scratch, .holder = room_holder(scratch)};
 	__u64 destination = ports_destination(&scratch->key);
-	bool left;
+	bool left, allowed;
 
 	if (quota_holder_refused(destination, s.holder, false, false))
 		return refusal;
-	bpf_loop(QUOTA_SAMPLES, quota_sample_step, &s, 0);
-	if (!ports_reserve(&scratch->key, s.holder, quota_sample_allows(&s)))
+	allowed = bpf_loop(QUOTA_TRIES, quota_sample_step, &s, 0) > QUOTA_SAMPLES && quota_sample_allows(&s);
+	if (!ports_reserve(&scratch->key, s.holder, allowed)) {
+		scratch->spare.found = 0;
 		return VERDICT_GO_ON;
+	}
+	if (quota_give_way(scratch))
+		return ports_reserve(&scratch->key, s.holder, true);
 	left = s.holder < HOLDER_WORLD || holder_left_to_world(s.free, s.world);
 	quota_holder_refused(destination, s.holder, true, left);
 	return refusal;
@@ -124,8 +145,10 @@ EC_INLINE enum verdict quota_verify(struct scratch *scratch, enum verdict refusa
 /* Counts a port for its holder, towards the destination that the scratch record's key has. */
 EC_INLINE enum verdict quota_reserve(struct scratch *s)
 {
-	enum verdict verdict = ports_reserve(&s->key, quota_holder(s), false);
+	enum verdict verdict = ports_reserve(&s->key, room_holder(s), false);
 
+	s->spare.found = 0;
+	s->spare.reaped = 0;
 	return verdict ? quota_verify(s, verdict) : VERDICT_GO_ON;
 }
 
@@ -133,7 +156,7 @@ EC_INLINE enum verdict quota_reserve(struct scratch *s)
 EC_CALL bool quota_pair_refused(const struct scratch *s, const struct usage *full)
 {
 	struct device *world = flow_world();
-	__u32 holder = quota_holder(s);
+	__u32 holder = room_holder(s);
 	bool left = false;
 
 	if (holder < HOLDER_WORLD || !world)

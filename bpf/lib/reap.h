@@ -21,10 +21,17 @@ enum reaped {
 
 /* What entries are judged by. */
 struct reaper {
-	__u64 now;      /* CLOCK_MONOTONIC, ns */
-	__u32 pressure; /* not 0: flows end earlier */
-	__u32 world;    /* the same of the world's alone */
+	__u64 now;     /* CLOCK_MONOTONIC, ns */
+	bool pressure; /* flows end earlier */
+	bool world;    /* the same of the world's alone */
+	bool needed;   /* a new flow needs a port or room: what both sides have forgotten ends at once */
+	__u32 holder;  /* at its limit, whose closed and unanswered pairs give way to a new one; 0: nobody's */
+	/* The packet that opens that with the port of the pair that gives way; NULL: another port. */
+	const struct pkt *opens;
 };
+
+/* So old must an unanswered SYN be to give way, in ns. */
+#define REAP_UNANSWERED (2 * NSEC_PER_SEC)
 
 /* Whether a pair with this half lives a quarter of its time. */
 EC_INLINE bool reap_is_pressed(const struct reaper *r, const struct snat_entry *half)
@@ -49,9 +56,26 @@ EC_INLINE bool reap_pair_expired(const struct reaper *r, const struct snat_entry
 	bool pressed = reap_is_pressed(r, half);
 	__u64 lifetime_s = holder_is_outside(half->ifindex, half->flags)
 				   ? flow_lifetime_outside_s(proto, out, in, pressed)
-				   : flow_lifetime_s(proto, out, in);
+				   : flow_lifetime_pair_s(proto, out, in);
 
 	return reap_expired(pressed, lifetime_s, age);
+}
+
+/*
+ * Whether a pair gives way to a new one of its holder: datagrams that are no stream, a SYN that is not answered, and a
+ * connection that the far end remembers, to a SYN that it takes.
+ */
+EC_INLINE bool reap_gives_way(const struct reaper *r, const struct tuple *out, const struct snat_entry *forward,
+			      const struct snat_entry *reverse)
+{
+	if (!r->holder || holder_of(forward->ifindex, forward->flags, &out->src) != r->holder)
+		return false;
+	if (out->proto == IPPROTO_UDP)
+		return !(reverse->state & FLOW_STREAM);
+	if (!reverse->state)
+		return (__s64)(r->now - forward->last_seen) > (__s64)REAP_UNANSWERED;
+	return out->proto == IPPROTO_TCP && r->opens && tcp_is_opening(r->opens) &&
+	       nat_takes_syn(forward, reverse, r->opens->seq);
 }
 
 /*
@@ -68,6 +92,7 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 {
 	struct snat_entry *forward = bpf_map_lookup_elem(&snat, &p->forward_key), *reverse;
 	__u64 seen, latest, answered = 0;
+	bool needless = false;
 	__u8 in = 0;
 
 	if (!forward)
@@ -77,12 +102,14 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 	seen = latest = forward->last_seen;
 	if (reverse && nat_names(reverse, &p->forward_key, forward->ifindex)) {
 		in = reverse->state;
+		needless = (r->needed && nat_forgotten(forward, reverse)) ||
+			   reap_gives_way(r, &p->forward_key, forward, reverse);
 		answered = reverse->last_seen;
 		if ((__s64)(answered - seen) > 0)
 			latest = answered;
 	}
 	if (!reap_may(r, &forward->last_seen, seen,
-		      !flow_owner_lives(forward->ifindex) ||
+		      needless || !flow_owner_lives(forward->ifindex) ||
 			      reap_pair_expired(r, forward, p->forward_key.proto, forward->state, in, r->now - latest)))
 		return REAP_KEPT;
 	if (!flow_claim(&forward->last_seen, seen))

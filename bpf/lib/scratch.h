@@ -114,6 +114,14 @@ struct pair {
 	__u32 flags;
 };
 
+/* Of the holder's pairs that may give way to the flow to open, the stalest that was found (quota.h). */
+struct spare {
+	__u32 recent; /* when its opener has last sent (nat.h) */
+	__u32 found;  /* how many there were */
+	__u32 reaped; /* how many had ended, and were removed */
+	__be16 port;
+};
+
 struct scratch {
 	struct pkt pkt;
 	enum direction direction; /* of the program */
@@ -129,6 +137,7 @@ struct scratch {
 	struct snat_entry entry;
 	/* A flow that may have ended. */
 	struct pair pair;
+	struct spare spare;
 	/* What the owner is told (answer.h). */
 	struct icmp_error error;
 	__u32 mtu;

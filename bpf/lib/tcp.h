@@ -79,6 +79,30 @@ EC_INLINE __u8 tcp_doubted(const struct pkt *pkt, const struct tcp_side *peer, b
 	return pkt->seq_end - *peer->ack + TCP_FIN_WINDOW < 2 * TCP_FIN_WINDOW ? 0 : FLOW_FIN;
 }
 
+/* FLOW_FIRST if the packet has a FIN before which its side has acknowledged no FIN: that side will wait (TIME_WAIT). */
+EC_INLINE __u8 tcp_closes_first(const struct pkt *pkt, const struct tcp_side *own, const struct tcp_side *peer)
+{
+	if (!(pkt->tcp_flags & TCP_FIN) || (*own->state & FLOW_FIN))
+		return 0;
+	return (*peer->state & FLOW_FIN) && (pkt->tcp_flags & TCP_ACK) && pkt->ack == *peer->seq_end ? 0 : FLOW_FIRST;
+}
+
+/*
+ * Whether a RST ends the connection for both sides for sure: its receiver accepts only exactly the next number (RFC
+ * 5961). A far end that sends a RST has forgotten the connection, so only a forged one has to be told apart, by its
+ * number. The opener's may overtake data that was lost: the far end must have acknowledged all. An earlier RST has
+ * raised what counts as acknowledged.
+ */
+EC_INLINE bool tcp_reset_exact(const struct pkt *pkt, const struct tcp_side *own, const struct tcp_side *peer,
+			       bool by_opener)
+{
+	if (!(pkt->tcp_flags & TCP_RST) || (*own->state & FLOW_RESET))
+		return false;
+	if (!(*own->state & (FLOW_SYN | FLOW_ACK)))
+		return !by_opener && (pkt->tcp_flags & TCP_ACK) && pkt->ack == *peer->seq_end;
+	return pkt->seq == *own->seq_end && (!by_opener || *peer->ack == *own->seq_end);
+}
+
 /*
  * A RST inside the window marks the connection as reset, in both directions, though its
  * receiver may ignore it, as it accepts only an exact one. So both ack are raised to all
@@ -101,8 +125,8 @@ EC_INLINE void tcp_note_reset(const struct pkt *pkt, const struct tcp_side *own,
 		return;
 	if ((__s32)(pkt->ack - *own->ack) <= 0 || (__s32)(pkt->ack - *peer->seq_end) > 0)
 		return;
-	*own->state &= ~FLOW_RESET;
-	*peer->state &= ~FLOW_RESET;
+	*own->state &= ~(FLOW_RESET | FLOW_CLOSED);
+	*peer->state &= ~(FLOW_RESET | FLOW_CLOSED);
 }
 
 /*

@@ -88,7 +88,7 @@ EC_CALL bool translate_is_older(const struct pkt *pkt, const struct translation 
 		return own || t->recorded;
 	key = nat_reverse_key(&pkt->tuple, &own->to_address, own->to_port);
 	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
-	if (reverse && (reverse->state & ~FLOW_RESET) &&
+	if (reverse && (reverse->state & ~(FLOW_RESET | FLOW_CLOSED)) &&
 	    !(tcp_is_opening(pkt) && tcp_opens_anew(own->state, reverse->state, true)))
 		return true;
 	nat_to_stack(&pkt->tuple, own);

@@ -12,7 +12,9 @@ enum flow_state {
 	FLOW_FIN = 4,     /* TCP FIN */
 	FLOW_RESET = 8,   /* TCP RST inside the window, in either direction */
 	FLOW_PACKET = 16, /* any packet */
-	FLOW_STREAM = 32, /* UDP of a Service to a client outside: answered again, after a second or more */
+	FLOW_STREAM = 32, /* UDP of a pair: answered a second or more after the first packet */
+	FLOW_CLOSED = 64, /* TCP RST with exactly the next number: neither side knows the connection any more */
+	FLOW_FIRST = 128, /* TCP FIN of a masqueraded flow that was sent before the other side's was acknowledged */
 };
 
 enum flow_flags {

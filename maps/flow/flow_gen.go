@@ -8,17 +8,19 @@ import (
 
 // The bits of State: enum flow_state.
 const (
-	SYN    State = 1  // TCP SYN, with or without ACK
-	ACK    State = 2  // TCP segment without SYN
-	FIN    State = 4  // TCP FIN
-	Reset  State = 8  // TCP RST inside the window, in either direction
-	Packet State = 16 // any packet
-	Stream State = 32 // UDP of a Service to a client outside: answered again, after a second or more
+	SYN    State = 1   // TCP SYN, with or without ACK
+	ACK    State = 2   // TCP segment without SYN
+	FIN    State = 4   // TCP FIN
+	Reset  State = 8   // TCP RST inside the window, in either direction
+	Packet State = 16  // any packet
+	Stream State = 32  // UDP of a pair: answered a second or more after the first packet
+	Closed State = 64  // TCP RST with exactly the next number: neither side knows the connection any more
+	First  State = 128 // TCP FIN of a masqueraded flow that was sent before the other side's was acknowledged
 )
 
 // String lists the bits that are set, such as "syn"; "-" when none is.
 func (v State) String() string {
-	return wire.Bits(uint32(v), "syn", "ack", "fin", "reset", "packet", "stream")
+	return wire.Bits(uint32(v), "syn", "ack", "fin", "reset", "packet", "stream", "closed", "first")
 }
 
 // The bits of Flags: enum flow_flags.

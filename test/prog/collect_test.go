@@ -25,6 +25,7 @@ func TestCollectKeepsWhatIsUsed(t *testing.T) {
 				b := newBed(t, f)
 				for _, o := range openers {
 					o.opens(b, packet{proto: wire.UDP})
+					b.age(2 * time.Second)
 					o.closes(b, packet{proto: wire.UDP})
 					b.age(170 * time.Second)
 					use(b, o)
@@ -61,10 +62,10 @@ func TestCollectNodeFlows(t *testing.T) {
 		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
 		b.toUplink(udp(nodeIP, 50000, world, 53)).is("stack")
 		first, last := b.seen()
-		if got := b.sweepAt(usage.Snat, first+uint64(time.Minute), false); got != 0 {
+		if got := b.sweepAt(usage.Snat, first+uint64(question), false); got != 0 {
 			t.Errorf("%d flows collected early", got)
 		}
-		if got := b.sweepAt(usage.Snat, last+uint64(time.Minute)+1, false); got != 2 {
+		if got := b.sweepAt(usage.Snat, last+uint64(question)+1, false); got != 2 {
 			t.Errorf("%d flows collected, want 2", got)
 		}
 		b.empty()
@@ -87,10 +88,10 @@ func TestCollectHalves(t *testing.T) {
 		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
 		must(t, b.snat.Delete(out))
 		_, last := b.seen()
-		if got := b.sweepAt(usage.Snat, last+uint64(time.Minute), false); got != 0 {
+		if got := b.sweepAt(usage.Snat, last+uint64(question), false); got != 0 {
 			t.Error("a young half went")
 		}
-		if got := b.sweepAt(usage.Snat, last+uint64(time.Minute)+1, false); got != 1 {
+		if got := b.sweepAt(usage.Snat, last+uint64(question)+1, false); got != 1 {
 			t.Errorf("%d flows collected, want the reverse half", got)
 		}
 		b.empty()
@@ -117,7 +118,7 @@ func TestCollectLeftHalves(t *testing.T) {
 				b.age(10 * time.Second)
 				b.fromPod(p).is("forwarded")
 				kept, _ := b.pair(out)
-				if got := b.sweepAt(usage.Snat, kept.LastSeen+uint64(time.Minute), false); got != 1 {
+				if got := b.sweepAt(usage.Snat, kept.LastSeen+uint64(question), false); got != 1 {
 					t.Errorf("%d flows collected, want the half that was left", got)
 				}
 				b.pair(out)

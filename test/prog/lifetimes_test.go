@@ -100,6 +100,7 @@ const (
 	day        = 24 * time.Hour
 	halfClosed = time.Hour
 	closed     = 10 * time.Second
+	question   = 30 * time.Second // and its answers
 )
 
 // tcpLives says how long an idle TCP connection lives, by what has passed.
@@ -259,9 +260,19 @@ func TestLifetimes(t *testing.T) {
 		datagram := packet{proto: wire.UDP}
 		echo := packet{proto: wire.ICMP, icmpType: 8}
 		for _, o := range openers {
+			// Only a masqueraded flow takes a port.
+			unanswered, answered := question, question
+			if o.table == usage.Conntrack {
+				unanswered, answered = time.Minute, 3*time.Minute
+			}
 			o.opens(b, datagram)
-			o.lives(b, time.Minute)
+			o.lives(b, unanswered)
 			o.opens(b, datagram)
+			o.closes(b, datagram)
+			o.closes(b, datagram)
+			o.lives(b, answered)
+			o.opens(b, datagram)
+			b.age(time.Second)
 			o.closes(b, datagram)
 			o.lives(b, 3*time.Minute)
 		}
@@ -300,7 +311,7 @@ func TestLifetimesUnderPressure(t *testing.T) {
 		for _, o := range openers {
 			o.established(b)
 			o.livesUnder(b, true, day)
-			o.opens(b, packet{proto: wire.UDP})
+			o.opens(b, segment(syn, 1000, 0, 0))
 			o.livesUnder(b, true, opening/4)
 		}
 	})

@@ -138,18 +138,33 @@ func TestRefusalOutsideIsRemembered(t *testing.T) {
 	b.fromUplink(udp(world, 6000, nodeIP, 30080)).is("delivered")
 }
 
+// connectFrom is askFrom of connections.
+func (b *bed) connectFrom(client string, flows int, port uint16) (opened int, last string) {
+	b.Helper()
+	for i := range uint16(flows) {
+		p := tcp(client, 5000+i, nodeIP, port, syn)
+		r := b.fromUplink(p)
+		if last = r.what; last == "forwarded" {
+			b.back(r, p).is("forwarded")
+			b.fromUplink(p.with(func(p *packet) { p.flags, p.seq, p.ack = ack, 1001, 5001 })).is("forwarded")
+			opened++
+		}
+	}
+	return opened, last
+}
+
 // The same of the ports towards a backend elsewhere.
 func TestOutsidePortShares(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices, withPorts(60000, 60999), withTables(16384, 64))
-		b.serve(vip, 53, wire.UDP, world2+":53").nodePort(30053, 0)
-		if n, why := b.askFrom(world, 1000, 30053); n < 580 || n > 640 || why != "drop PORT_LIMIT" {
+		b.serve(vip, 53, wire.TCP, world2+":53").nodePort(30053, 0)
+		if n, why := b.connectFrom(world, 1000, 30053); n < 580 || n > 640 || why != "drop PORT_LIMIT" {
 			t.Errorf("one client opened %d flows, then %q", n, why)
 		}
 		opened, why := 0, ""
 		for n := range 100 {
 			var some int
-			some, why = b.askFrom(b.client(n), 4, 30053)
+			some, why = b.connectFrom(b.client(n), 4, 30053)
 			if n < 20 && some != 4 {
 				t.Errorf("%d of client %d's 4 flows were opened, then %q", some, n, why)
 			}
@@ -159,10 +174,10 @@ func TestOutsidePortShares(t *testing.T) {
 			t.Errorf("others opened %d flows, then %q", opened, why)
 		}
 		for i := range uint16(20) {
-			b.fromPod(udp(podB, 1+i, world2, 53)).is("forwarded")
+			b.fromPod(tcp(podB, 1+i, world2, 53, syn)).is("forwarded")
 		}
 		b.toUplink(udp(nodeIP, 30053, world2, 53)).is("stack") // the node's own is in nobody's share
-		b.sweep(usage.Snat, time.Hour, false)
+		b.sweep(usage.Snat, 2*day, false)
 		if n := b.portsCounted(); n != 0 {
 			t.Errorf("%d ports are counted that nobody holds", n)
 		}

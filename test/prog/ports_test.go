@@ -11,20 +11,22 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-// spread opens so many UDP flows of a pod to one server, from ports that are not the range's, and returns how many were let
+// spread opens so many connections of a pod to one server, from ports that are not the range's, and returns how many were let
 // through.
 func (b *bed) spread(pod string, flows int) (opened int, last string) {
 	b.Helper()
 	for i := range flows {
-		p := udp(pod, uint16(1+i), world, 53)
-		if last = b.fromPod(p).what; last == "forwarded" {
+		p := tcp(pod, uint16(1+i), world, 53, syn)
+		r := b.fromPod(p)
+		if last = r.what; last == "forwarded" {
+			b.fromUplink(answer(r, p)).is("delivered")
 			opened++
 		}
 	}
 	return opened, last
 }
 
-// One pod that opens as many flows to one server as there are ports leaves half of them to others; at nine tenths in use none
+// One pod that opens as many connections to one server as there are ports leaves half of them to others; at nine tenths in use none
 // of theirs is refused.
 func TestPortShare(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {

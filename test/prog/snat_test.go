@@ -1,7 +1,6 @@
 package prog
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -105,7 +104,9 @@ func TestPortsExhausted(t *testing.T) {
 			want int
 		}{{podA, 5}, {podB, 3}, {podC, 1}} {
 			for i := range uint16(c.want) {
-				r := b.fromPod(udp(c.pod, 1+i, world, 53)).is("forwarded")
+				p := tcp(c.pod, 1+i, world, 53, syn)
+				r := b.fromPod(p).is("forwarded")
+				b.fromUplink(answer(r, p)).is("delivered")
 				port := r.view().sport
 				if _, twice := taken[port]; twice || port < 60000 || port > 60009 {
 					t.Fatalf("port %d, of %v taken", port, taken)
@@ -113,14 +114,14 @@ func TestPortsExhausted(t *testing.T) {
 				taken[port] = holder{c.pod, 1 + i}
 			}
 			if c.pod != podC { // what is left of so few ports is too little for a sample of them to tell
-				b.fromPod(udp(c.pod, 30000, world, 53)).is("drop PORT_LIMIT")
+				b.fromPod(tcp(c.pod, 30000, world, 53, syn)).is("drop PORT_LIMIT")
 			}
 		}
 		b.count(9, 0)
 		for port, h := range taken { // every reply reaches the flow that asked
-			b.fromUplink(udp(world, 53, nodeIP, port)).is("delivered").flow(fmt.Sprintf("udp %s:53 > %s:%d", world, h.pod, h.sport))
+			b.fromUplink(tcp(world, 53, nodeIP, port, ack)).is("delivered").flow(ends(wire.TCP, world, 53, h.pod, h.sport))
 		}
-		b.fromPod(udp(podA, 30000, world, 54)).is("forwarded")
+		b.fromPod(tcp(podA, 30000, world, 54, syn)).is("forwarded")
 	})
 }
 
