@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -63,12 +62,12 @@ func TestSameSourcePortToTheSameServer(t *testing.T) {
 	})
 }
 
-// Pods that want more ports towards one server than there are get their shares, and each port goes to one flow.
+// Pods that want more ports towards one server than there are get their shares of connections, and each port goes to one connection.
 func TestEveryPortInUse(t *testing.T) {
 	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		forEachFamily(t, func(t *testing.T, family []wire.Family) {
-			const flows, ports, first = 2000, 500, 50000
+			const flows, ports, first = 200, 100, 50000
 			l := startCluster(t, lab.Options{Nodes: 1, Families: family, AgentFlags: []string{attach, fmt.Sprintf("--snat-ports=%d-%d", first, first+ports-1)}}, drops.PortLimit)
 			at := serve(t, l.Outside)
 			pods := []*lab.Pod{addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "b")}
@@ -76,44 +75,36 @@ func TestEveryPortInUse(t *testing.T) {
 			if _, err := l.Nodes[0].Ping(t.Context(), l.Outside.Addr(), lab.PingOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			conns := make([]*lab.UDPConn, flows)
-			for i := range conns { // all open until the end, so that none gets another's source port
-				var err error
-				if conns[i], err = pods[i%len(pods)].DialUDP(at, 0); err != nil {
-					t.Fatal(err)
-				}
-				defer conns[i].Close()
-			}
 			ctx, cancel := context.WithTimeout(t.Context(), priv.Patience(5*time.Second))
 			defer cancel()
 			var all sync.WaitGroup
 			var mu sync.Mutex
 			seen := map[netip.AddrPort]int{}
-			for _, conn := range conns {
+			for i := range flows {
 				all.Go(func() {
-					from, err := conn.Echo(ctx, 100)
-					mu.Lock()
-					defer mu.Unlock()
-					if err == nil {
-						seen[from]++
-					} else if !strings.Contains(err.Error(), "timeout") {
-						t.Error(err) // the answer to another flow, say
+					conn, err := pods[i%len(pods)].DialTCP(ctx, at, 0)
+					if err != nil { // refused a port
+						return
 					}
+					t.Cleanup(func() { conn.Close() }) // open until the end
+					mu.Lock()
+					seen[conn.Seen]++
+					mu.Unlock()
 				})
 			}
 			all.Wait()
 			// Each pod stops where it holds as many as are free, or a few more: then the programs go by a sample.
 			want := ports * len(pods) / (len(pods) + 1)
 			if len(seen) < want || len(seen) > ports*9/10 {
-				t.Errorf("%d flows were carried, want %d or a few more", len(seen), want)
+				t.Errorf("%d connections were carried, want %d or a few more", len(seen), want)
 			}
 			for from, times := range seen {
 				if times != 1 || from.Addr() != l.Nodes[0].Addr() || from.Port() < first || from.Port() >= first+ports {
-					t.Errorf("%d flows came as %s, want one from each port %d-%d", times, from, first, first+ports-1)
+					t.Errorf("%d connections came as %s, want one from each port %d-%d", times, from, first, first+ports-1)
 				}
 			}
-			if got := dropped(t, l.Nodes[0], drops.PortLimit); int(got) != flows-len(seen) {
-				t.Errorf("%d packets counted as PORT_LIMIT, want %d", got, flows-len(seen))
+			if got := dropped(t, l.Nodes[0], drops.PortLimit); int(got) < flows-len(seen) {
+				t.Errorf("%d packets counted as PORT_LIMIT, want %d at least", got, flows-len(seen))
 			}
 		})
 	})
