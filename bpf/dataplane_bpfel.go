@@ -43,6 +43,7 @@ const (
 	DataplaneMapSnatReverse     = "snat_reverse"
 	DataplaneMapSockets         = "sockets"
 	DataplaneMapSourceRange     = "source_range"
+	DataplaneMapSources         = "sources"
 	DataplaneMapTraffic         = "traffic"
 	DataplaneMapUplinks         = "uplinks"
 	DataplaneMapUsage           = "usage"
@@ -156,6 +157,7 @@ type DataplaneMapSpecs struct {
 	SnatReverse  *ebpf.MapSpec `ebpf:"snat_reverse"`
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRange  *ebpf.MapSpec `ebpf:"source_range"`
+	Sources      *ebpf.MapSpec `ebpf:"sources"`
 	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
 	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
 	Usage        *ebpf.MapSpec `ebpf:"usage"`
@@ -215,6 +217,7 @@ type DataplaneMaps struct {
 	SnatReverse  *ebpf.Map `ebpf:"snat_reverse"`
 	Sockets      *ebpf.Map `ebpf:"sockets"`
 	SourceRange  *ebpf.Map `ebpf:"source_range"`
+	Sources      *ebpf.Map `ebpf:"sources"`
 	Traffic      *ebpf.Map `ebpf:"traffic"`
 	Uplinks      *ebpf.Map `ebpf:"uplinks"`
 	Usage        *ebpf.Map `ebpf:"usage"`
@@ -249,6 +252,7 @@ func (m *DataplaneMaps) Close() error {
 		m.SnatReverse,
 		m.Sockets,
 		m.SourceRange,
+		m.Sources,
 		m.Traffic,
 		m.Uplinks,
 		m.Usage,

@@ -35,8 +35,6 @@ EC_INLINE enum verdict to_uplink_done(struct __sk_buff *ctx, const struct pkt *p
 /* A pod's packet to the world that the stack forwards unencrypted; flags are enum destination_flags. */
 EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep, __u32 flags)
 {
-	struct uplink_key key = {.ifindex = ctx->ifindex};
-	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &key);
 	struct translation t = {};
 	enum verdict verdict;
 
@@ -46,8 +44,8 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
 			return verdict;
 	}
 	__builtin_memset(&s->owner, 0, sizeof(s->owner));
-	if (uplink)
-		s->owner.address = uplink->addresses[s->pkt.family & 1];
+	path_source(ctx->ifindex, s->pkt.family, &s->pkt.tuple.dst, &s->owner.address);
+	s->owner.uplink = ctx->ifindex;
 	s->owner.ifindex = ep->ifindex;
 	s->owner.flags = FLOW_VIA_STACK;
 	verdict = translate_find(ctx, s, &t);

@@ -22,6 +22,7 @@
 #include "maps/ports/ports.h"
 #include "maps/services/services.h"
 #include "maps/snat/snat.h"
+#include "maps/sources/sources.h"
 #include "maps/sockets/sockets.h"
 #include "maps/traffic/traffic.h"
 #include "maps/uplinks/uplinks.h"

@@ -219,16 +219,45 @@ EC_INLINE struct snat_entry *nat_peek(const struct tuple *out, __u32 ifindex)
 	return e && flow_is_live(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
 }
 
+/* Whether a masqueraded flow goes on from its address. */
+enum nat_source {
+	NAT_SOURCE_HELD,  /* it does */
+	NAT_SOURCE_LOST,  /* the node has lost the address, which may come back */
+	NAT_SOURCE_MOVED, /* new flows have another: the node has lost this one, or it is another uplink's */
+};
+
+/*
+ * Judges the address of a masqueraded flow. One that its uplink has as well as that of new flows is kept, and so is one
+ * that no uplink has.
+ */
+EC_CALL int nat_source(const struct snat_entry *forward)
+{
+	struct destination *d = path_destination(&forward->to_address);
+	bool held = d && d->kind == DESTINATION_HOST;
+	struct scratch *s = scratch_get();
+
+	if (!s || !s->owner.uplink || addr_is_zero(&s->owner.address) ||
+	    addr_equal(&forward->to_address, &s->owner.address))
+		return held ? NAT_SOURCE_HELD : NAT_SOURCE_LOST;
+	return held && (!d->ifindex || d->ifindex == s->owner.uplink) ? NAT_SOURCE_HELD : NAT_SOURCE_MOVED;
+}
+
 /*
  * Once a second: checks that the flow can go on, and renews it. An address that the
  * node has lost may come back, so the pair stays, unrenewed, and its packets are dropped
- * until then.
+ * until then, unless new flows have another address: then it ends.
  */
 EC_INLINE enum verdict nat_renew(const struct tuple *out, __u32 ifindex, struct snat_entry *forward,
 				 struct snat_entry **found)
 {
-	if (!nat_is_service(forward) && !nat_address_held(&forward->to_address))
+	int source = nat_is_service(forward) ? NAT_SOURCE_HELD : nat_source(forward);
+
+	if (source == NAT_SOURCE_LOST)
 		return -DROP_NO_SNAT_ADDRESS;
+	if (source == NAT_SOURCE_MOVED) {
+		nat_end(out, forward);
+		return VERDICT_GO_ON;
+	}
 	switch (flow_touch(&forward->last_seen)) {
 	case FLOW_GONE:
 		break;
@@ -413,8 +442,9 @@ EC_INLINE void nat_note(struct snat_entry *own, const struct pkt *pkt, bool by_o
  */
 EC_INLINE bool nat_takes_syn(const struct snat_entry *forward, const struct snat_entry *reverse, __u32 seq)
 {
-	return (forward->state & reverse->state & FLOW_FIN) && (reverse->state & (FLOW_FIRST | FLOW_RESET)) == FLOW_FIRST &&
-	       reverse->ack == forward->seq_end && (__s32)(seq - forward->seq_end) > 0;
+	return (forward->state & reverse->state & FLOW_FIN) &&
+	       (reverse->state & (FLOW_FIRST | FLOW_RESET)) == FLOW_FIRST && reverse->ack == forward->seq_end &&
+	       (__s32)(seq - forward->seq_end) > 0;
 }
 
 /* From now on, the flow walks the stack in both directions. */

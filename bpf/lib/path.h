@@ -39,7 +39,7 @@ struct path {
 	__u64 found;              /* CLOCK_MONOTONIC, ns */
 	__u64 asked;              /* the same: when the stack was last to ask for the address as a neighbour */
 	struct addr node;         /* the next hop, or the tunnel's far end */
-	struct addr snat_address; /* of the uplink, to masquerade to */
+	struct addr snat_address; /* to masquerade to */
 	struct addr source;       /* of packets that are no pod's (way.h) */
 	__u8 mac[6];              /* as in struct destination */
 	bool tunnel;              /* through the tunnel, not out of an uplink */
@@ -308,15 +308,27 @@ EC_INLINE enum verdict path_by_uplink(struct __sk_buff *ctx, const struct pkt *p
 	return VERDICT_GO_ON;
 }
 
-/* Whether the path leads out of an uplink of ours, which has the address to masquerade to. */
-EC_INLINE bool path_leaves(const struct pkt *pkt, struct path *p)
+/*
+ * Writes the address to masquerade to on the way to dst out of an interface. Returns whether that is an uplink of
+ * ours.
+ */
+EC_CALL bool path_source(__u32 ifindex, __u8 family, const struct addr *dst, struct addr *address)
 {
-	struct uplink_key key = {.ifindex = p->ifindex};
-	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &key);
+	struct source_key key = {.prefix_len = 160, .ifindex = ifindex, .prefix = *dst};
+	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &key.ifindex);
+	struct source *source;
 
-	if (uplink)
-		p->snat_address = uplink->addresses[pkt->family & 1];
-	return uplink;
+	if (!uplink)
+		return false;
+	source = bpf_map_lookup_elem(&sources, &key);
+	*address = source ? source->address : uplink->addresses[family & 1];
+	return true;
+}
+
+/* Whether the path to dst leads out of an uplink of ours, which has the address to masquerade to. */
+EC_INLINE bool path_leaves(const struct pkt *pkt, const struct addr *dst, struct path *p)
+{
+	return path_source(p->ifindex, pkt->family, dst, &p->snat_address);
 }
 
 /* By the kernel's routing table, if that leads out of an uplink of ours. */
@@ -326,7 +338,7 @@ EC_INLINE enum verdict path_by_route(struct __sk_buff *ctx, const struct pkt *pk
 
 	if (p->unresolved)
 		return path_ask(ctx->ifindex, ctx->ifindex, pkt, p);
-	return verdict || path_leaves(pkt, p) ? verdict : VERDICT_STACK;
+	return verdict || path_leaves(pkt, &pkt->tuple.dst, p) ? verdict : VERDICT_STACK;
 }
 
 /* Finds a path and caches it, except one that ends the walk. */

@@ -77,6 +77,7 @@ struct owner {
 	struct addr address; /* the new source address */
 	__u32 ifindex;       /* the pod's generation, 0 for the world or the node itself */
 	__u32 flags;         /* enum flow_flags */
+	__u32 uplink;        /* that a pod's masqueraded packet leaves by; 0: it is none */
 };
 
 /* What a flow to a Service leads to (backend.h). */
@@ -169,6 +170,7 @@ EC_INLINE struct scratch *scratch_new(enum direction direction)
 	s->direction = direction;
 	s->owner.ifindex = 0;
 	s->owner.flags = 0;
+	s->owner.uplink = 0;
 	if (cfg.services) {
 		s->service.translated = false;
 		s->service.pod = 0;

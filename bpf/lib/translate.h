@@ -136,6 +136,7 @@ EC_INLINE enum verdict translate_out(struct __sk_buff *ctx, struct scratch *s, c
 	if (path->kind != DESTINATION_WORLD || !ip_masqueraded(s->pkt.family))
 		return VERDICT_GO_ON;
 	s->owner.address = path->snat_address;
+	s->owner.uplink = path->ifindex;
 	s->owner.ifindex = ctx->ifindex;
 	s->owner.flags = 0;
 	verdict = translate_find(ctx, s, &t);

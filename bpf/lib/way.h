@@ -22,7 +22,7 @@ EC_INLINE enum verdict way_by_route(struct __sk_buff *ctx, const struct pkt *pkt
 {
 	enum verdict verdict = path_route(ctx, pkt, to, p);
 
-	return (!verdict || p->unresolved) && path_leaves(pkt, p) ? VERDICT_GO_ON : -DROP_SERVICE_ROUTE;
+	return (!verdict || p->unresolved) && path_leaves(pkt, to, p) ? VERDICT_GO_ON : -DROP_SERVICE_ROUTE;
 }
 
 /*

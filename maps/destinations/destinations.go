@@ -55,7 +55,8 @@ type Flags uint32
 // Value is struct destination.
 type Value struct {
 	Kind Kind
-	// Ifindex is the uplink to a PodCIDR; 0 behind the tunnel, or if no way leads there. Way names which it is.
+	// Ifindex is the uplink to a PodCIDR; 0 behind the tunnel, or if no way leads there. Way names which it is. Of a Host it
+	// is the uplink that has the address; 0: another link has it, or several.
 	Ifindex uint32
 	// Node is the InternalIP of the node that a PodCIDR or Node belongs to: next hop, or far end of the tunnel. Never zero,
 	// since what arrives through the tunnel is compared with it, whatever the way there.

@@ -37,7 +37,11 @@ enum destination_flags {
 
 struct destination {
 	enum destination_kind kind;
-	__u32 ifindex; /* uplink to a POD_CIDR; 0 behind the tunnel, or if no way leads there and the stack answers */
+	/*
+	 * Uplink to a POD_CIDR; 0 behind the tunnel, or if no way leads there and the stack answers. Of a HOST: the
+	 * uplink that has the address; 0: another link has it, or several.
+	 */
+	__u32 ifindex;
 	/* InternalIP of the node that a POD_CIDR or NODE belongs to: next hop, or far end of the tunnel. Never zero. */
 	struct addr node;
 	__u32 mtu;   /* in bytes of IP packet: the uplink's, less what the tunnel adds */

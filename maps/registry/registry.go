@@ -21,6 +21,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
+	"github.com/ebpf-cni/ebpf-cni/maps/sources"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -45,6 +46,7 @@ func All() []typed.Definition {
 		affinity.Clients,
 		sockets.Definition,
 		uplinks.Definition,
+		sources.Definition,
 		snat.Definition,
 		snat.Reverse,
 		conntrack.Definition,

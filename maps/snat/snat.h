@@ -20,7 +20,8 @@ struct snat_entry {
 	__u8 state;    /* enum flow_state of this direction */
 	__u8 flags;    /* enum flow_flags, written when the flow opens; VIA_STACK may be set later */
 	__u32 ifindex; /* the pod's generation (see endpoints), 0 for a flow of the node, or of the world's */
-	__u32 seq_end; /* highest TCP numbers sent in this direction, host order; of UDP in snat the last packet's time */
+	/* Highest TCP numbers sent in this direction, host order; of UDP in snat the last packet's time. */
+	__u32 seq_end;
 	__u32 ack;
 	/*
 	 * CLOCK_MONOTONIC in ns, renewed at most once a second. Below FLOW_MARKS the entry is

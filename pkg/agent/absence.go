@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/sources"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -40,20 +41,32 @@ func newAbsences(log *slog.Logger) *absences {
 }
 
 // recall counts as seen just now what an earlier agent has left in force.
-func (a *absences) recall(entries map[uplinks.Key]uplinks.Value) {
+func (a *absences) recall(entries map[uplinks.Key]uplinks.Value, exceptions map[sources.Key]sources.Value) {
 	for k := range entries {
 		a.uplinks[int(k.Ifindex)] = a.now()
 	}
-	a.noteAddresses(entries)
+	a.noteAddresses(entries, exceptions)
 }
 
 // noteAddresses notes the addresses that new flows get from now on.
-func (a *absences) noteAddresses(entries map[uplinks.Key]uplinks.Value) {
+func (a *absences) noteAddresses(entries map[uplinks.Key]uplinks.Value, exceptions map[sources.Key]sources.Value) {
+	for k, v := range exceptions {
+		a.noteAddress(v.Address.Netip(), k.Ifindex)
+	}
 	for k, v := range entries {
 		for _, addr := range v.Addresses.All() {
-			a.addresses[addr] = lastSeen{int(k.Ifindex), a.now()}
+			a.noteAddress(addr, k.Ifindex)
 		}
 	}
+}
+
+// noteAddress notes an address. Until the link that has it is known, that is the uplink.
+func (a *absences) noteAddress(addr netip.Addr, uplink uint32) {
+	seen, known := a.addresses[addr]
+	if !known {
+		seen.index = int(uplink)
+	}
+	a.addresses[addr] = lastSeen{seen.index, a.now()}
 }
 
 // addAbsent adds to a view what is missing only for a moment; of uplinks that are named, only addresses.
@@ -94,7 +107,14 @@ func (v *view) isPort(l device.Link) bool {
 
 // keepAddresses keeps for this node the addresses that it has lost just now.
 func (a *absences) keepAddresses(v *view, now time.Time) {
+	links := map[netip.Addr]int{}
+	for _, address := range v.addresses {
+		links[address.Prefix.Addr()] = address.Index
+	}
 	for addr, seen := range a.addresses {
+		if index, has := links[addr]; has {
+			seen.index = index
+		}
 		_, there := v.links[seen.index]
 		switch {
 		case slices.Contains(v.local, netip.PrefixFrom(addr, addr.BitLen())):
@@ -102,10 +122,10 @@ func (a *absences) keepAddresses(v *view, now time.Time) {
 		case !there || now.Sub(seen.at) >= a.grace:
 			delete(a.addresses, addr)
 		default:
-			v.recent = append(v.recent, addr)
+			v.recent = append(v.recent, plan.Recent{Addr: addr, Index: uint32(seen.index)})
 		}
 	}
-	slices.SortFunc(v.recent, netip.Addr.Compare)
+	slices.SortFunc(v.recent, func(a, b plan.Recent) int { return a.Addr.Compare(b.Addr) })
 }
 
 // nextEnd is how long it takes until the first absence in a view is over, at most longest.
@@ -114,8 +134,8 @@ func (a *absences) nextEnd(v *view, longest time.Duration) time.Duration {
 	for index := range a.away {
 		longest = min(longest, a.grace-now.Sub(a.uplinks[index]))
 	}
-	for _, addr := range v.recent {
-		longest = min(longest, a.grace-now.Sub(a.addresses[addr].at))
+	for _, r := range v.recent {
+		longest = min(longest, a.grace-now.Sub(a.addresses[r.Addr].at))
 	}
 	return max(longest, passDelay)
 }

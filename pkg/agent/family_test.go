@@ -322,7 +322,7 @@ func TestForeignRoutesOfBothFamiliesStay(t *testing.T) {
 	}
 }
 
-// Interfaces that only a link's own prefix of IPv6 leads to are no way out, and a fleeting address is masqueraded to only where there is no other.
+// Interfaces that only a link's own prefix of IPv6 leads to are no way out.
 func TestUplinksOfIPv6(t *testing.T) {
 	v := testView()
 	v.used[wire.IPv6] = true
@@ -333,23 +333,25 @@ func TestUplinksOfIPv6(t *testing.T) {
 		device.Route{Dst: netip.MustParsePrefix("::/0"), Index: 2, Gateway: netip.MustParseAddr("fe80::99"), Protocol: 9},
 		device.Route{Dst: netip.MustParsePrefix("2001:db8::/64"), Index: 3, Protocol: 2},
 	)
-	v.addresses = append(v.addresses,
-		device.Address{Index: 2, Prefix: netip.MustParsePrefix("fe80::1/64"), Link: true},
-		device.Address{Index: 2, Prefix: netip.MustParsePrefix("2001:db8::7/64"), Fleeting: true},
-		device.Address{Index: 2, Prefix: netip.MustParsePrefix("2001:db8::8/64")},
-		device.Address{Index: 3, Prefix: netip.MustParsePrefix("2001:db8::9/64"), Fleeting: true},
-		device.Address{Index: 3, Prefix: netip.MustParsePrefix("2001:db8::a/64"), Fleeting: true, Unproven: true},
-	)
 	uplinks := v.findUplinks(nil, nil)
 	if !slices.Equal(names(uplinks), []string{"eth0", "eth1"}) {
 		t.Fatalf("uplinks %v", names(uplinks))
 	}
-	if got := uplinks[1].Addresses; !slices.Contains(got, netip.MustParseAddr("2001:db8::9")) || slices.Contains(got, netip.MustParseAddr("2001:db8::a")) {
-		t.Errorf("addresses of eth1: %v", got)
+}
+
+// Packets can have as their source what is known to be this node's, and is no link's own.
+func TestSourceAddresses(t *testing.T) {
+	v := testView()
+	v.used[wire.IPv6] = true
+	v.addresses = []device.Address{
+		{Index: 1, Prefix: netip.MustParsePrefix("127.0.0.1/8"), Host: true},
+		{Index: 2, Prefix: netip.MustParsePrefix("fe80::1/64"), Link: true},
+		{Index: 2, Prefix: netip.MustParsePrefix("2001:db8::7/64"), Deprecated: true},
+		{Index: 3, Prefix: netip.MustParsePrefix("2001:db8::a/64"), Unproven: true},
 	}
-	of := func(a netip.Addr) bool { return a.Is4() }
-	if six := slices.DeleteFunc(uplinks[0].Addresses, of); !slices.Equal(six, []netip.Addr{netip.MustParseAddr("2001:db8::8")}) {
-		t.Errorf("addresses of eth0: %v", six)
+	want := []plan.Address{{Index: 2, Prefix: netip.MustParsePrefix("2001:db8::7/64"), Deprecated: true}}
+	if got := v.sourceAddresses(); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

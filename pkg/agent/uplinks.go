@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/sources"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
@@ -35,7 +36,11 @@ func (c *uplinkController) complete(v *view) error {
 		for k, e := range entries {
 			c.numbers[k.Ifindex], c.attached[k.Ifindex] = e.Bit, ""
 		}
-		c.absences.recall(entries)
+		exceptions, err := c.exceptions()
+		if err != nil {
+			return err
+		}
+		c.absences.recall(entries, exceptions.Have)
 	}
 	c.absences.addAbsent(v, len(c.cfg.Uplinks) > 0)
 	var err error
@@ -187,14 +192,22 @@ func (c *uplinkController) entries() (typed.Sync[uplinks.Key, uplinks.Value], er
 
 // writeAddresses writes the addresses to masquerade to into the entries that there are.
 func (c *uplinkController) writeAddresses(s *state) error {
-	c.absences.noteAddresses(s.plan.Uplinks)
+	c.absences.noteAddresses(s.plan.Uplinks, s.plan.Exceptions)
 	entries, err := c.entries()
+	if err != nil {
+		return err
+	}
+	exceptions, err := c.exceptions()
 	if err != nil {
 		return err
 	}
 	want := maps.Clone(s.plan.Uplinks)
 	maps.DeleteFunc(want, func(k uplinks.Key, _ uplinks.Value) bool { _, there := entries.Have[k]; return !there })
-	return entries.Add(want)
+	c.tellChanges(s.view, choices(entries.Have, exceptions.Have), choices(want, s.plan.Exceptions))
+	return errors.Join(
+		exceptions.Add(s.plan.Exceptions), entries.Add(want),
+		exceptions.Remove(func(k sources.Key, _ sources.Value) bool { _, is := s.plan.Exceptions[k]; return is }),
+	)
 }
 
 // detach takes the programs off interfaces that no longer lead out, or for which the

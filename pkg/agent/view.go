@@ -29,7 +29,7 @@ type view struct {
 	bridges []plan.Bridge
 	// away is how many of the uplinks lead out no more, for a moment; recent are addresses that they had.
 	away   int
-	recent []netip.Addr
+	recent []plan.Recent
 	// others are the routes of tables that rules lead to, but for the main one.
 	others []device.Route
 	exits  exits // of routes and others
@@ -234,26 +234,35 @@ func leadsOut(l device.Link) bool {
 }
 
 func (v *view) uplink(l device.Link) plan.Link {
-	out := plan.Link{Index: uint32(l.Index), Name: l.Name, MTU: uint32(l.MTU)}
-	for _, kind := range []struct{ secondary, fleeting bool }{{}, {secondary: true}, {fleeting: true}} {
-		better := wire.AddressesFrom(out.Addresses...)
-		for _, a := range v.addresses {
-			usable := a.Index == l.Index && v.of(a.Prefix.Addr()) && !a.Host && !a.Link && !a.Unproven
-			if !usable || a.Secondary != kind.secondary || a.Fleeting != kind.fleeting {
-				continue
-			}
-			if a.Fleeting && better[wire.FamilyOf(a.Prefix.Addr())] != (wire.Addr{}) {
-				continue // it is only better than none
-			}
-			out.Addresses = append(out.Addresses, a.Prefix.Addr())
+	return plan.Link{Index: uint32(l.Index), Name: l.Name, MTU: uint32(l.MTU), VRF: v.vrf(l)}
+}
+
+// vrf is the index of the VRF device that a link is, or belongs to; 0: none.
+func (v *view) vrf(l device.Link) uint32 {
+	switch {
+	case l.Kind == "vrf":
+		return uint32(l.Index)
+	case v.links[l.Master].Kind == "vrf":
+		return uint32(l.Master)
+	}
+	return 0
+}
+
+// sourceAddresses are those that packets can have as their source.
+func (v *view) sourceAddresses() (all []plan.Address) {
+	for _, a := range v.addresses {
+		if v.of(a.Prefix.Addr()) && !a.Host && !a.Link && !a.Unproven {
+			all = append(all, plan.Address{
+				Prefix: a.Prefix, Index: uint32(a.Index), VRF: v.vrf(v.links[a.Index]), Secondary: a.Secondary, Deprecated: a.Deprecated, Temporary: a.Temporary,
+			})
 		}
 	}
-	return out
+	return all
 }
 
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
-	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Bridges: v.bridges, Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
+	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Bridges: v.bridges, Addresses: v.sourceAddresses(), Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
 	f.Holders = map[netip.Addr]string{}
 	for _, a := range v.addresses {
 		if v.of(a.Prefix.Addr()) {
@@ -296,7 +305,7 @@ func (v *view) everybodys() []netip.Prefix {
 }
 
 func kernelRoute(r device.Route) plan.KernelRoute {
-	k := plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), Via: r.Gateway, MTU: uint32(r.MTU), Table: r.Table}
+	k := plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), Via: r.Gateway, Src: r.Source, MTU: uint32(r.MTU), Table: r.Table, HopVias: r.HopGateways}
 	k.OnLink = !r.Gateway.IsValid() && r.Index != 0 && !r.Unreachable
 	for _, hop := range r.Hops {
 		k.Hops = append(k.Hops, uint32(hop))

@@ -16,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
+	"github.com/ebpf-cni/ebpf-cni/maps/sources"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -40,6 +41,7 @@ type Maps struct {
 	Slots        *backends.SlotsMap
 	Sockets      *sockets.Map
 	Traffic      *traffic.Map
+	Sources      *sources.Map
 	Uplinks      *uplinks.Map
 	Usage        *usage.Map
 
@@ -66,6 +68,7 @@ func wrapMaps(all map[string]*ebpf.Map) *Maps {
 	wrap(&m.Sets, all, services.SetsName)
 	wrap(&m.Slots, all, backends.SlotsName)
 	wrap(&m.Sockets, all, sockets.Name)
+	wrap(&m.Sources, all, sources.Name)
 	wrap(&m.Uplinks, all, uplinks.Name)
 	wrap(&m.Usage, all, usage.Name)
 	return m

@@ -128,9 +128,10 @@ func decodeAddress(m []byte) (a Address, ok bool) {
 		bits = local.BitLen()
 	}
 	a.Prefix = netip.PrefixFrom(local, bits)
-	const fleeting, unproven = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED, unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+	const unproven = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
 	a.Secondary = flags&unix.IFA_F_SECONDARY != 0 && local.Is4()
-	a.Fleeting = flags&fleeting != 0 && local.Is6() // "temporary" is the same bit as "secondary" for IPv4
+	a.Deprecated = flags&unix.IFA_F_DEPRECATED != 0 && local.Is6()
+	a.Temporary = flags&unix.IFA_F_TEMPORARY != 0 && local.Is6() // the same bit as "secondary" for IPv4
 	a.Unproven = flags&unproven != 0
 	return a, a.Prefix.IsValid()
 }
@@ -196,7 +197,13 @@ func (r *Route) decodeHops(b []byte) {
 		if length < unix.SizeofRtNexthop || length > len(b) {
 			return
 		}
-		r.Hops = append(r.Hops, number(b[4:]))
+		var via netip.Addr
+		for kind, v := range attributes(b[unix.SizeofRtNexthop:length]) {
+			if kind == unix.RTA_GATEWAY {
+				via = address(v)
+			}
+		}
+		r.Hops, r.HopGateways = append(r.Hops, number(b[4:])), append(r.HopGateways, via)
 		b = b[min(len(b), (length+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1)):]
 	}
 }

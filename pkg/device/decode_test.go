@@ -91,9 +91,10 @@ func TestListsAreTheKernels(t *testing.T) {
 	for _, a := range list {
 		addresses = append(addresses, Address{
 			Index: a.LinkIndex, Prefix: prefix(a.IPNet), Host: a.Scope == unix.RT_SCOPE_HOST, Link: a.Scope == unix.RT_SCOPE_LINK,
-			Secondary: a.Flags&unix.IFA_F_SECONDARY != 0 && addr(a.IP).Is4(),
-			Fleeting:  a.Flags&(unix.IFA_F_TEMPORARY|unix.IFA_F_DEPRECATED) != 0 && addr(a.IP).Is6(),
-			Unproven:  a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0,
+			Secondary:  a.Flags&unix.IFA_F_SECONDARY != 0 && addr(a.IP).Is4(),
+			Deprecated: a.Flags&unix.IFA_F_DEPRECATED != 0 && addr(a.IP).Is6(),
+			Temporary:  a.Flags&unix.IFA_F_TEMPORARY != 0 && addr(a.IP).Is6(),
+			Unproven:   a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0,
 		})
 	}
 	haveAddresses, err := h.Addresses()
@@ -122,7 +123,7 @@ func asDecoded(n netlink.Route) Route {
 		r.Table = 0
 	}
 	for _, hop := range n.MultiPath {
-		r.Hops = append(r.Hops, hop.LinkIndex)
+		r.Hops, r.HopGateways = append(r.Hops, hop.LinkIndex), append(r.HopGateways, addr(hop.Gw))
 	}
 	return r
 }

@@ -61,9 +61,10 @@ type Address struct {
 	Link   bool // scope link
 	// Secondary is set for an address that is not its subnet's first.
 	Secondary bool
-	// Fleeting is set for an address of IPv6 that new connections should not get while there is another: it is deprecated, or
-	// temporary (RFC 8981).
-	Fleeting bool
+	// Deprecated is set for an address of IPv6 that new connections should not get while there is another.
+	Deprecated bool
+	// Temporary is set for an address of IPv6 that hides the host from its peers (RFC 8981).
+	Temporary bool
 	// Unproven is set for one that may be somebody else's: it is tentative, or turned out to be (RFC 4862, section 5.4).
 	Unproven bool
 }

@@ -96,7 +96,7 @@ func TestLocalTable(t *testing.T) {
 }
 
 // What is deprecated is no address for new connections while there is another.
-func TestFleetingAddresses(t *testing.T) {
+func TestDeprecatedAddresses(t *testing.T) {
 	h, lo := inside(t)
 	for text, flags := range map[string]int{"fd00:9::1/128": 0, "fd00:9::2/128": unix.IFA_F_DEPRECATED} {
 		a := &netlink.Addr{IPNet: cidr(text), Flags: unix.IFA_F_NODAD}
@@ -107,12 +107,12 @@ func TestFleetingAddresses(t *testing.T) {
 	}
 	all, err := h.Addresses()
 	must(t, err)
-	fleeting := map[string]bool{}
+	deprecated := map[string]bool{}
 	for _, a := range all {
-		fleeting[a.Prefix.String()] = a.Fleeting
+		deprecated[a.Prefix.String()] = a.Deprecated
 	}
-	if fleeting["fd00:9::1/128"] || !fleeting["fd00:9::2/128"] {
-		t.Errorf("fleeting: %v", fleeting)
+	if deprecated["fd00:9::1/128"] || !deprecated["fd00:9::2/128"] {
+		t.Errorf("deprecated: %v", deprecated)
 	}
 }
 

@@ -26,6 +26,8 @@ type Route struct {
 	Unreachable bool
 	// Hops are the egress links of a route with several next hops; only read.
 	Hops []int
+	// HopGateways are the gateways of the next hops in Hops; invalid: on the link, or of the other family.
+	HopGateways []netip.Addr
 	// Table is the table, if not the main one; 0: main.
 	Table int
 	// TOS is what a packet must have to match; only read.

@@ -24,6 +24,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
+	"github.com/ebpf-cni/ebpf-cni/maps/sources"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -120,6 +121,9 @@ func fillAll(t *testing.T, r Reader) {
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("172.18.0.2/32"), Value: destinations.Value{Kind: destinations.Host}},
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("fd00::/48"), Value: destinations.Value{Kind: destinations.Native}},
 	)
+	put(t, r, sources.Name, typed.Entry[sources.Key, sources.Value]{
+		Key: sources.KeyFrom(2, netip.MustParsePrefix("10.0.0.0/8")), Value: sources.Value{Address: addr("192.0.2.2")},
+	})
 	put(t, r, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{Key: uplinks.Key{Ifindex: 2}, Value: uplinks.Value{Addresses: wire.Addresses{addr("172.18.0.2")}, Bit: 3}})
 	put(t, r, snat.Name, typed.Entry[snat.Key, snat.Value]{
 		Key: tuple("10.244.1.9", 40000, "192.0.2.80", 443, wire.TCP),

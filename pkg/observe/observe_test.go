@@ -72,6 +72,9 @@ var filledJSON = map[string]string{
 	"uplinks": `[
   {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3}
 ]`,
+	"sources": `[
+  {"ifindex": 2, "prefix": "10.0.0.0/8", "address": "192.0.2.2"}
+]`,
 	"snat": `[
   {"src": "10.244.1.9", "dst": "192.0.2.80", "sport": 40000, "dport": 443, "proto": "tcp", "to_address": "172.18.0.2", "to_port": 50000, "state": "syn|ack", "flags": "", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35910000000000, "far_address": "", "set": 0, "backend": 0, "generation": 0, "far_port": 0, "pod": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"},
   {"src": "10.244.1.9", "dst": "10.96.0.10", "sport": 40001, "dport": 53, "proto": "udp", "to_address": "10.244.1.9", "to_port": 40001, "state": "", "flags": "service", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35999000000000, "far_address": "10.244.2.7", "set": 5, "backend": 9, "generation": 2, "far_port": 5353, "pod": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
@@ -343,6 +346,7 @@ func TestFills(t *testing.T) {
 		{"source_range", 2, pins.Entries},
 		{"hostports", 3, pins.Entries},
 		{"uplinks", 1, 256},
+		{"sources", 1, pins.Entries},
 		{"snat", 7, pins.Entries}, // as the programs count
 		{"snat_reverse", 3001, pins.Entries},
 		{"conntrack", 1, pins.Entries},

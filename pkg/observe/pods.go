@@ -8,6 +8,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/sources"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -58,7 +59,7 @@ func (p Pods) Of(containerID, ifName string) PodName {
 // named adds the pods' names to the rows of a table that has their links' indexes. Those of the uplinks' maps are of
 // other links.
 func (p Pods) named(t typed.Table) typed.Table {
-	if t.Name == uplinks.Name || t.Name == destinations.Name || t.Name == bridges.Name {
+	if t.Name == uplinks.Name || t.Name == sources.Name || t.Name == destinations.Name || t.Name == bridges.Name {
 		return t
 	}
 	texts := map[string]string{} // as the column has the indexes

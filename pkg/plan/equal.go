@@ -9,17 +9,17 @@ import (
 func (f Facts) Equal(o Facts) bool {
 	return slices.Equal(f.Local, o.Local) && maps.Equal(f.Holders, o.Holders) && slices.EqualFunc(f.Uplinks, o.Uplinks, Link.equal) &&
 		slices.EqualFunc(f.Routes, o.Routes, KernelRoute.equal) && slices.EqualFunc(f.Others, o.Others, KernelRoute.equal) &&
-		slices.Equal(f.Recent, o.Recent) && slices.Equal(f.Broadcast, o.Broadcast) && slices.Equal(f.Policies, o.Policies) &&
+		slices.Equal(f.Addresses, o.Addresses) && slices.Equal(f.Recent, o.Recent) && slices.Equal(f.Broadcast, o.Broadcast) && slices.Equal(f.Policies, o.Policies) &&
 		f.RoutesToStack == o.RoutesToStack && f.Tunnel == o.Tunnel && f.Lacks == o.Lacks && slices.Equal(f.Endpoints, o.Endpoints) &&
 		slices.EqualFunc(f.Bridges, o.Bridges, Bridge.equal)
 }
 
 func (l Link) equal(o Link) bool {
-	return l.Index == o.Index && l.Name == o.Name && l.MTU == o.MTU && l.Bit == o.Bit && l.Away == o.Away && slices.Equal(l.Addresses, o.Addresses)
+	return l.Index == o.Index && l.Name == o.Name && l.MTU == o.MTU && l.Bit == o.Bit && l.Away == o.Away && l.VRF == o.VRF
 }
 
 func (r KernelRoute) equal(o KernelRoute) bool {
-	return r.Dst == o.Dst && r.Index == o.Index && r.OnLink == o.OnLink && r.Via == o.Via && r.MTU == o.MTU && r.Table == o.Table && slices.Equal(r.Hops, o.Hops)
+	return r.Dst == o.Dst && r.Index == o.Index && r.OnLink == o.OnLink && r.Via == o.Via && r.MTU == o.MTU && r.Table == o.Table && r.Src == o.Src && slices.Equal(r.Hops, o.Hops) && slices.Equal(r.HopVias, o.HopVias)
 }
 
 // Equal reports whether the same is in force.

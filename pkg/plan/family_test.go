@@ -59,7 +59,8 @@ func inSix(in Input) Input {
 	})
 	f := &in.Facts
 	f.Local, f.Broadcast, f.Endpoints = sixEach(f.Local, sixPrefix), sixEach(f.Broadcast, sixPrefix), sixEach(f.Endpoints, six)
-	f.Uplinks = sixEach(f.Uplinks, func(l Link) Link { l.Addresses = sixEach(l.Addresses, six); return l })
+	f.Addresses = sixEach(f.Addresses, func(a Address) Address { a.Prefix = sixPrefix(a.Prefix); return a })
+	f.Addresses = slices.DeleteFunc(f.Addresses, func(a Address) bool { return a.Secondary }) // of IPv4 alone
 	f.Routes = sixEach(f.Routes, func(r KernelRoute) KernelRoute {
 		r.Dst = sixPrefix(r.Dst)
 		if r.Via.IsValid() {
@@ -169,7 +170,7 @@ func withSix(in Input) Input {
 	}
 	f, m := &in.Facts, mirror.Facts
 	f.Local, f.Routes = append(f.Local, m.Local...), append(f.Routes, m.Routes...)
-	f.Uplinks[0].Addresses = append(f.Uplinks[0].Addresses, m.Uplinks[0].Addresses...)
+	f.Addresses = append(f.Addresses, m.Addresses...)
 	return in
 }
 
@@ -331,15 +332,16 @@ func TestWholeOfIPv6(t *testing.T) {
 	}
 }
 
-// Each uplink has an address of each family to masquerade to, the InternalIP where it stands there.
+// Each uplink has an address of each family to masquerade to, its own or another link's.
 func TestMasqueradingByFamily(t *testing.T) {
 	in := dual(RouteDirect, func(in *Input) {
-		in.Facts.Uplinks = append(in.Facts.Uplinks, Link{Index: 3, Name: "eth1", MTU: 1500, Bit: 1, Addresses: []netip.Addr{netip.MustParseAddr("2001:db8::7")}})
+		in.Facts.Uplinks = append(in.Facts.Uplinks, Link{Index: 3, Name: "eth1", MTU: 1500, Bit: 1})
+		in.Facts.Addresses = append(in.Facts.Addresses, Address{Index: 3, Prefix: netip.MustParsePrefix("2001:db8::7/64")})
 	})
 	r := Make(in)
 	for index, want := range map[uint32]wire.Addresses{
 		2: wire.AddressesFrom(netip.MustParseAddr("172.18.0.11"), netip.MustParseAddr("fd00:172:18::11")),
-		3: wire.AddressesFrom(netip.MustParseAddr("2001:db8::7")),
+		3: wire.AddressesFrom(netip.MustParseAddr("172.18.0.11"), netip.MustParseAddr("2001:db8::7")),
 	} {
 		if got := r.Uplinks[uplinks.Key{Ifindex: index}].Addresses; got != want {
 			t.Errorf("uplink %d: %v, want %v", index, got.All(), want.All())

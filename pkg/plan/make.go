@@ -11,6 +11,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/sources"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -34,10 +35,11 @@ func Make(in Input) Result {
 		Config:       nodeConfig(standing),
 		Destinations: make(map[destinations.Key]destinations.Value, 2*len(in.Nodes)),
 		Uplinks:      map[uplinks.Key]uplinks.Value{},
+		Exceptions:   map[sources.Key]sources.Value{},
 		Bridges:      map[bridges.Key]bridges.Value{},
 		Crossed:      map[string]bool{},
 		Standing:     standing,
-	}, masks: newRouteMasks(in.Facts)}
+	}, masks: newRouteMasks(in.Facts), holders: holdersOf(in.Facts.Addresses)}
 	for f := range wire.Families {
 		if a := standing.NodeIP(f); j.used[f] && a.IsValid() && j.local.Contains(a) {
 			b.r.Sources[f] = wire.AddrFrom(a)
@@ -59,9 +61,9 @@ func Make(in Input) Result {
 		b.peer(c)
 	}
 	b.bridges()
+	b.uplinks()
 	b.local()
 	b.onBridges()
-	b.uplinks()
 	b.mtu()
 	b.missing(none)
 	b.policies()
@@ -106,6 +108,8 @@ type builder struct {
 	*judge
 	r     Result
 	masks routeMasks
+	// holders are the links that have each address; 0: several.
+	holders map[netip.Addr]uint32
 	// keptDefault says of which family a default route counts that is missing.
 	keptDefault FamilySet
 	// narrowest is the uplink that the pods' MTU goes by.
@@ -270,7 +274,7 @@ func (b *builder) local() {
 	}
 	for _, p := range slices.Concat(b.in.Facts.Local, ofLink) {
 		if _, wider := overlapsAny(p, ofLink); !wider || slices.Contains(ofLink, p) {
-			b.destination(p, destinations.Value{Kind: destinations.Host})
+			b.destination(p, destinations.Value{Kind: destinations.Host, Ifindex: b.holder(p)})
 		}
 	}
 	for _, t := range b.r.Config.Tunnel {
@@ -278,32 +282,44 @@ func (b *builder) local() {
 			b.destination(host(a), destinations.Value{Kind: destinations.Host})
 		}
 	}
-	more := slices.Clone(b.in.Facts.Broadcast)
-	for _, a := range b.in.Facts.Recent {
-		more = append(more, host(a))
+	for _, p := range b.in.Facts.Broadcast {
+		b.localToo(p, 0)
 	}
-	for _, p := range more {
-		_, taken := b.r.Destinations[destinations.KeyFrom(p)]
-		if _, wider := overlapsAny(p, ofLink); !taken && !wider {
-			b.destination(p, destinations.Value{Kind: destinations.Host})
+	for _, a := range b.in.Facts.Recent {
+		// Flows end that can go on from another address.
+		if b.r.Uplinks[uplinks.Key{Ifindex: a.Index}].Addresses[wire.FamilyOf(a.Addr)] == (wire.Addr{}) {
+			b.localToo(host(a.Addr), a.Index)
 		}
 	}
 }
 
-// uplinks adds the addresses to masquerade to on each uplink: the InternalIP where
-// it stands there, else the primary one.
-func (b *builder) uplinks() {
-	for _, l := range b.in.Facts.Uplinks {
-		v := uplinks.Value{Bit: l.Bit}
-		for f := range wire.Families {
-			chosen := firstOf(f, l.Addresses)
-			if nodeIP := b.r.Standing.NodeIP(f); nodeIP.IsValid() && slices.Contains(l.Addresses, nodeIP) {
-				chosen = nodeIP
-			}
-			v.Addresses[f] = wire.AddrFrom(chosen)
-		}
-		b.r.Uplinks[uplinks.Key{Ifindex: l.Index}] = v
+// localToo adds a prefix of this node's unless it is something else, or wider.
+func (b *builder) localToo(p netip.Prefix, index uint32) {
+	_, taken := b.r.Destinations[destinations.KeyFrom(p)]
+	if _, wider := overlapsAny(p, ofLink); !taken && !wider {
+		b.destination(p, destinations.Value{Kind: destinations.Host, Ifindex: index})
 	}
+}
+
+// holder is the uplink that has an address; 0: another link has it, or several, or it is none that packets can have as their source.
+func (b *builder) holder(p netip.Prefix) uint32 {
+	index := b.holders[p.Addr()]
+	if _, is := b.r.Uplinks[uplinks.Key{Ifindex: index}]; !is || !p.IsSingleIP() {
+		return 0
+	}
+	return index
+}
+
+// holdersOf are the links that have each address; 0: several.
+func holdersOf(all []Address) map[netip.Addr]uint32 {
+	holders := make(map[netip.Addr]uint32, len(all))
+	for _, a := range all {
+		if other, there := holders[a.Prefix.Addr()]; there && other != a.Index {
+			a.Index = 0
+		}
+		holders[a.Prefix.Addr()] = a.Index
+	}
+	return holders
 }
 
 func (b *builder) uplinkNames() string {

@@ -63,7 +63,7 @@ func TestNodesHaveAnInterface(t *testing.T) {
 func TestAddressesOfTheNodeThatAreNotLocal(t *testing.T) {
 	in := input(node(1), node(2))
 	in.Facts.Broadcast = prefixes("172.18.0.255/32", "172.18.0.12/32")
-	in.Facts.Recent = []netip.Addr{netip.MustParseAddr("172.18.0.50"), netip.MustParseAddr("172.18.0.12")}
+	in.Facts.Recent = []Recent{{netip.MustParseAddr("172.18.0.50"), 7}, {netip.MustParseAddr("172.18.0.12"), 7}}
 	got := dump(Make(in))
 	for p, want := range map[string]string{"172.18.0.255/32": "host", "172.18.0.50/32": "host", "172.18.0.12/32": "node"} {
 		if got[p] != want {

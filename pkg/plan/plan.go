@@ -16,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/sources"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -27,8 +28,8 @@ type Link struct {
 	MTU   uint32
 	// Bit is its number in the masks of destinations.
 	Bit uint32
-	// Addresses that can be masqueraded to, the primary ones first.
-	Addresses []netip.Addr
+	// VRF is the index of the VRF device that the link belongs to; 0: none.
+	VRF uint32
 	// Away says that no route leads over it any more, perhaps only for a moment.
 	Away bool
 }
@@ -43,8 +44,11 @@ type KernelRoute struct {
 	Via netip.Addr
 	// MTU is that of the route itself, in bytes of IP packet; 0: it has none.
 	MTU uint32
-	// Hops are the interfaces of a route with several next hops.
-	Hops []uint32
+	// Src is the source of this node's own packets; invalid: the kernel chooses one.
+	Src netip.Addr
+	// Hops are the interfaces of a route with several next hops, HopVias their gateways.
+	Hops    []uint32
+	HopVias []netip.Addr
 	// Table is the one that a rule leads to; 0: the main table.
 	Table int
 }
@@ -69,8 +73,10 @@ type Facts struct {
 	Routes  []KernelRoute
 	// Others are the routes of other tables.
 	Others []KernelRoute
-	// Recent are addresses that uplinks had a moment ago: flows keep them.
-	Recent []netip.Addr
+	// Addresses are those that packets can have as their source, by link, and as the kernel has them there.
+	Addresses []Address
+	// Recent are those that flows keep for a moment, unless the uplink has another of the family.
+	Recent []Recent
 	// Broadcast are the addresses of everybody on a link of this node.
 	Broadcast []netip.Prefix
 	// Policies are the host's IPsec policies.
@@ -192,9 +198,11 @@ type Result struct {
 	Config       config.Value
 	Destinations map[destinations.Key]destinations.Value
 	Uplinks      map[uplinks.Key]uplinks.Value
-	Bridges      map[bridges.Key]bridges.Value
-	Routes       []Route
-	Peers        []Peer
+	// Exceptions are destinations that are not masqueraded to the uplink's own address.
+	Exceptions map[sources.Key]sources.Value
+	Bridges    map[bridges.Key]bridges.Value
+	Routes     []Route
+	Peers      []Peer
 	// Crossed are the uplinks, by name, on whose links nodes are that are reached by tunnel nevertheless: what those send
 	// directly does not arrive by the interface that leads back.
 	Crossed  map[string]bool

@@ -48,9 +48,10 @@ func facts() Facts {
 	return Facts{
 		Local:   prefixes("127.0.0.0/8", "172.18.0.11/32", "169.254.20.10/32"),
 		Holders: map[netip.Addr]string{netip.MustParseAddr("172.18.0.11"): "eth0"},
-		Uplinks: []Link{{Index: 2, Name: "eth0", MTU: 1500, Addresses: []netip.Addr{
-			netip.MustParseAddr("172.18.0.200"), netip.MustParseAddr("172.18.0.11"),
-		}}},
+		Uplinks: []Link{{Index: 2, Name: "eth0", MTU: 1500}},
+		Addresses: []Address{
+			{Index: 2, Prefix: netip.MustParsePrefix("172.18.0.200/24"), Secondary: true}, {Index: 2, Prefix: netip.MustParsePrefix("172.18.0.11/24")},
+		},
 		Routes: []KernelRoute{
 			{Dst: netip.MustParsePrefix("0.0.0.0/0"), Index: 2, Via: netip.MustParseAddr("192.0.2.1")},
 			{Dst: netip.MustParsePrefix("172.18.0.0/24"), Index: 2, OnLink: true},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // policies leaves to the host's stack what an IPsec policy may apply to: the far side
@@ -42,8 +43,22 @@ func (b *builder) ofPods(p netip.Prefix) bool {
 
 // ofUplinks says whether something may be masqueraded to an address in it.
 func (b *builder) ofUplinks(p netip.Prefix) bool {
-	return slices.ContainsFunc(b.in.Facts.Recent, p.Contains) || // flows keep it, and it may be back at any moment
-		slices.ContainsFunc(b.in.Facts.Uplinks, func(l Link) bool { return slices.ContainsFunc(l.Addresses, p.Contains) })
+	has := func(a wire.Addr) bool { return a != wire.Addr{} && p.Contains(a.Netip()) }
+	for _, u := range b.r.Uplinks {
+		if has(u.Addresses[wire.IPv4]) || has(u.Addresses[wire.IPv6]) {
+			return true
+		}
+	}
+	for _, s := range b.r.Exceptions {
+		if has(s.Address) {
+			return true
+		}
+	}
+	// Live flows may have any other of an uplink's, and keep a lost one, which may be back at any moment.
+	return slices.ContainsFunc(b.in.Facts.Recent, func(r Recent) bool { return p.Contains(r.Addr) }) ||
+		slices.ContainsFunc(b.in.Facts.Addresses, func(a Address) bool {
+			return p.Contains(a.Prefix.Addr()) && b.holder(host(a.Prefix.Addr())) != 0
+		})
 }
 
 // parts makes an entry for each prefix that has none: a part of the next wider one, or

@@ -155,10 +155,7 @@ func TestPolicyOfAnAddressThatIsAway(t *testing.T) {
 	}
 	key := destinations.KeyFrom(netip.MustParsePrefix("192.0.2.1/32"))
 	there := Make(in).Destinations[key]
-	for i := range in.Facts.Uplinks {
-		in.Facts.Uplinks[i].Addresses = nil
-	}
-	in.Facts.Local, in.Facts.Recent = nil, []netip.Addr{netip.MustParseAddr("172.18.0.11")}
+	in.Facts.Local, in.Facts.Addresses, in.Facts.Recent = nil, nil, []Recent{{netip.MustParseAddr("172.18.0.11"), 2}}
 	if away := Make(in).Destinations[key]; away != there || away.Flags&destinations.Protected == 0 {
 		t.Errorf("%+v, while the address was there %+v", away, there)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/ports"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/sources"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -51,6 +52,7 @@ type bed struct {
 	devices      *devices.Map
 	bridges      *bridges.Map
 	destinations *destinations.Map
+	sources      *sources.Map
 	uplinks      *uplinks.Map
 	snat         *snat.Map
 	reverse      *snat.Map
@@ -133,6 +135,7 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.devices = typed.New[devices.Key, devices.Value](m[devices.Name], devices.Name)
 	b.bridges = typed.New[bridges.Key, bridges.Value](m[bridges.Name], bridges.Name)
 	b.destinations = typed.New[destinations.Key, destinations.Value](m[destinations.Name], destinations.Name)
+	b.sources = typed.New[sources.Key, sources.Value](m[sources.Name], sources.Name)
 	b.uplinks = typed.New[uplinks.Key, uplinks.Value](m[uplinks.Name], uplinks.Name)
 	b.snat = typed.New[snat.Key, snat.Value](m[snat.Name], snat.Name)
 	b.reverse = typed.New[snat.Key, snat.Value](m[snat.ReverseName], snat.ReverseName)

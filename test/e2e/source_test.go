@@ -1,0 +1,180 @@
+package e2e
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// The second subnet on the fabric, and the one of the second uplink: the node's address and the outside host's, by family.
+var (
+	secondSubnet = [wire.Families][2]string{{"10.77.0.11/24", "10.77.0.254/24"}, {"2001:db8:77::11/64", "2001:db8:77::254/64"}}
+	secondUplink = [wire.Families][2]string{{"10.78.0.11/24", "10.78.0.254/24"}, {"2001:db8:78::11/64", "2001:db8:78::254/64"}}
+)
+
+func addrOf(text string) netip.Addr { return netip.MustParsePrefix(text).Addr() }
+
+// join gives both ends of a link an address of a subnet.
+func join(t *testing.T, l *lab.Lab, nodeLink, outsideLink string, subnet [2]string) {
+	t.Helper()
+	runOn(t, l.Nodes[0], "ip", "addr", "add", subnet[0], "dev", nodeLink, "nodad")
+	nl := l.Outside.Netlink()
+	link, err := nl.LinkByName(outsideLink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const noDAD = 2 // IFA_F_NODAD
+	if err := nl.AddrAdd(link, &netlink.Addr{IPNet: prefix(netip.PrefixFrom(addrOf(subnet[1]), netip.MustParsePrefix(subnet[1]).Bits()).String()), Flags: noDAD}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// assertKernelsChoice waits until a pod's datagrams come from the address that the node's own would have.
+func assertKernelsChoice(t *testing.T, pod *lab.Pod, l *lab.Lab, want netip.Addr) {
+	t.Helper()
+	family := wire.FamilyOf(want)
+	at := serveOver(t, l.Outside, family) // live flows keep another address
+	routes, err := pod.Node.Netlink().RouteGet(at.Addr().AsSlice())
+	if err != nil || len(routes) == 0 || !routes[0].Src.Equal(want.AsSlice()) {
+		t.Fatalf("the kernel's choice to %s: %v, %v; want %s", at.Addr(), routes, err, want)
+	}
+	var seen netip.AddrPort
+	eventually(t, answerLimit, "the pod comes from "+want.String(), func() bool {
+		seen, err = pod.UDP(within(t, time.Second), at, 100)
+		return seen.Addr() == want
+	})
+	assertReaches(t, pod.Namespace, serveOver(t, l.Outside, family), want)
+}
+
+// Packets to the world come from the address that the kernel would choose: that of the next hop's subnet, the route's src, and
+// where the uplink has no address, another of the node's.
+func TestSourceIsTheKernelsChoice(t *testing.T) {
+	t.Parallel()
+	l := startCluster(t, lab.Options{Nodes: 1, Families: families}, drops.NoSnatAddress, drops.NoMapping)
+	node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
+	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+		at, all := serveOver(t, l.Outside, family), everywhere[family].String()
+		internal := node.AddrOf(family)
+		assertReaches(t, pod.Namespace, at, internal)
+		subnet := secondSubnet[family]
+		join(t, l, lab.Uplink, lab.Uplink, subnet)
+		runOn(t, node, "ip", "route", "replace", all, "via", addrOf(subnet[1]).String())
+		assertKernelsChoice(t, pod, l, addrOf(subnet[0]))
+		runOn(t, node, "ip", "route", "replace", all, "via", addrOf(subnet[1]).String(), "src", internal.String())
+		assertKernelsChoice(t, pod, l, internal)
+		runOn(t, node, "ip", "addr", "add", netip.PrefixFrom(internal, internal.BitLen()).String(), "dev", "lo")
+		for _, gone := range []string{subnet[0], netip.PrefixFrom(internal, lab.FabricPrefix[family].Bits()).String()} {
+			runOn(t, node, "ip", "addr", "del", gone, "dev", lab.Uplink)
+		}
+		gateway := lab.GatewayAddr[family]
+		if family == wire.IPv6 { // the node answers no neighbour for an address on lo
+			near, err := node.LinkLocal(lab.Uplink)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Outside.AddRoute(netip.PrefixFrom(internal, internal.BitLen()), near, lab.Uplink); err != nil {
+				t.Fatal(err)
+			}
+			if gateway, err = l.Outside.LinkLocal(lab.Uplink); err != nil {
+				t.Fatal(err)
+			}
+		}
+		runOn(t, node, "ip", "route", "replace", all, "via", gateway.String(), "dev", lab.Uplink, "onlink")
+		assertKernelsChoice(t, pod, l, internal)
+	})
+}
+
+// old are a connection and datagrams from one port that began before something changed.
+type old struct {
+	tcp *lab.TCPConn
+	udp *lab.UDPConn
+}
+
+func openOld(t *testing.T, pod *lab.Pod, at netip.AddrPort) (o old) {
+	t.Helper()
+	var err error
+	if o.tcp, err = pod.DialTCP(t.Context(), at, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { o.tcp.Close() })
+	if o.udp, err = pod.DialUDP(at, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { o.udp.Close() })
+	if _, err := o.udp.Echo(within(t, time.Second), 100); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// keeps asserts that both go on from an address.
+func (o old) keeps(t *testing.T, address netip.Addr) {
+	t.Helper()
+	seen, err := o.udp.Echo(within(t, 2*time.Second), 100)
+	assertSeen(t, "UDP", seen, err, address)
+	if err := o.tcp.Echo(within(t, 2*time.Second), 100); err != nil {
+		t.Error(err)
+	}
+}
+
+// ends asserts that the datagrams go on from another address, and that the connection is reset.
+func (o old) ends(t *testing.T, address netip.Addr) {
+	t.Helper()
+	eventually(t, answerLimit, "datagrams come from "+address.String(), func() bool {
+		seen, err := o.udp.Echo(within(t, time.Second/2), 100)
+		return err == nil && seen.Addr() == address
+	})
+	eventually(t, answerLimit, "the connection is reset", func() bool {
+		err := o.tcp.Echo(within(t, 3*time.Second), 100)
+		return err != nil && strings.Contains(err.Error(), "reset")
+	})
+}
+
+// Flows keep their address as long as their uplink has it. When it has another instead, or the route leads over another uplink,
+// they end at once.
+func TestFlowsEndWithTheirAddress(t *testing.T) {
+	t.Parallel()
+	l := startCluster(t, lab.Options{Nodes: 1, Families: families}, drops.NoSnatAddress, drops.NoMapping)
+	node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
+	outside, err := os.Open(l.Outside.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer outside.Close()
+	second := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "second"}, PeerName: "second", PeerNamespace: netlink.NsFd(outside.Fd())}
+	if err := node.Netlink().LinkAdd(second); err != nil {
+		t.Fatal(err)
+	}
+	runOn(t, node, "ip", "link", "set", "second", "up")
+	peer, err := l.Outside.Netlink().LinkByName("second")
+	if err == nil {
+		err = l.Outside.Netlink().LinkSetUp(peer)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+		at, all := serveOver(t, l.Outside, family), everywhere[family].String()
+		internal, subnet := node.AddrOf(family), secondSubnet[family]
+		first := openOld(t, pod, at)
+		join(t, l, lab.Uplink, lab.Uplink, subnet)
+		runOn(t, node, "ip", "route", "replace", all, "via", addrOf(subnet[1]).String())
+		assertKernelsChoice(t, pod, l, addrOf(subnet[0]))
+		first.keeps(t, internal)
+		runOn(t, node, "ip", "addr", "del", netip.PrefixFrom(internal, lab.FabricPrefix[family].Bits()).String(), "dev", lab.Uplink)
+		first.ends(t, addrOf(subnet[0]))
+
+		next := openOld(t, pod, at)
+		join(t, l, "second", "second", secondUplink[family])
+		runOn(t, node, "ip", "route", "replace", all, "via", addrOf(secondUplink[family][1]).String())
+		next.ends(t, addrOf(secondUplink[family][0]))
+	})
+}
