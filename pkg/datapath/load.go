@@ -240,8 +240,9 @@ func loadCollection(spec *ebpf.CollectionSpec, replacements map[string]*ebpf.Map
 		return nil, fmt.Errorf("load programs: %w", err)
 	}
 	all, ctx := errgroup.WithContext(context.Background())
-	all.SetLimit(min(runtime.GOMAXPROCS(0), mostVerified))
-	opts := ebpf.CollectionOptions{MapReplacements: coll.Maps, Cache: btf.NewCache()}
+	workers := min(runtime.GOMAXPROCS(0), mostVerified)
+	all.SetLimit(workers)
+	caches := cachesFor(workers)
 	var mu sync.Mutex
 	// What takes long is begun first.
 	for _, name := range slices.SortedFunc(maps.Keys(spec.Programs), func(a, b string) int {
@@ -252,7 +253,9 @@ func loadCollection(spec *ebpf.CollectionSpec, replacements map[string]*ebpf.Map
 			if ctx.Err() != nil {
 				return nil // another one has been refused
 			}
-			alone, err := ebpf.NewCollectionWithOptions(one, opts)
+			cache := <-caches
+			defer func() { caches <- cache }()
+			alone, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{MapReplacements: coll.Maps, Cache: cache})
 			if err != nil {
 				return fmt.Errorf("load programs: %w", err)
 			}
@@ -268,6 +271,16 @@ func loadCollection(spec *ebpf.CollectionSpec, replacements map[string]*ebpf.Map
 		return nil, err
 	}
 	return coll, nil
+}
+
+// cachesFor returns a cache of the kernel's types for each worker. Two workers must not share one: where a kfunc belongs to a kernel
+// module, as conntrack's do on most distributions, the library decodes the kernel's types without holding their lock.
+func cachesFor(workers int) chan *btf.Cache {
+	caches := make(chan *btf.Cache, workers)
+	for range workers {
+		caches <- btf.NewCache()
+	}
+	return caches
 }
 
 // with is a collection with other programs, which shares nothing that loading it changes.
