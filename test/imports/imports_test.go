@@ -34,6 +34,7 @@ var rules = map[string][]string{
 	"maps/counters": {"maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
 	"maps/...":      {"maps/counters", "maps/flow", "maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
 	"maps/bridges":  {"maps/destinations", "maps/endpoints", "maps/typed", "maps/wire"}, // an endpoint for a destination
+	"maps/sources":  {"maps/destinations", "maps/typed", "maps/wire"},                   // a key has a destination's prefix
 	"maps/registry": {"maps/..."},
 
 	// The plugin links what stands here: no Kubernetes, no BPF objects.

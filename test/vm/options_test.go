@@ -144,6 +144,7 @@ func TestClsactIsProvenElsewhere(t *testing.T) {
 		"TestForgottenConnectionIsReset":                   walks,
 		"TestRuleThatAsksForAMark":                         walks,
 		"TestFloodOfNeighbours":                            walks,
+		"TestShortConnections":                             walks,
 		"TestPolicyOfTheHost":                              walks,
 		"TestForgedErrorEndsNoConnection":                  walks,
 		"TestErrorsOfTheNodeAboutAnswers":                  walks,
