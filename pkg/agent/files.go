@@ -108,7 +108,7 @@ func (c *fileController) writeSubnet(s *state) error {
 }
 
 // writeList writes the list, by which the runtime knows that this node carries pods, and keeps what other programs have put into it. There
-// is none where bridges have the podCIDR, since their containers get its addresses by somebody else. It reports whether it wrote one.
+// is none where bridges have the podCIDR, since a container engine gives their containers its addresses. It reports whether it wrote one.
 func (c *fileController) writeList(s *state) (wrote bool, err error) {
 	defer func() { c.list = stampOf(c.listPath()) }()
 	if len(c.cfg.Bridges) > 0 {

@@ -14,7 +14,7 @@ const (
 	// leastEphemeral is how many ephemeral ports masquerading, NodePorts and host ports leave to the host's own sockets in any case:
 	// those, or half of them if that is more.
 	leastEphemeral = 8192
-	// scarceEphemeral is below how many free ephemeral ports a node has too few, whoever has reserved the others.
+	// scarceEphemeral is the number of free ephemeral ports below which a node has too few.
 	scarceEphemeral = 1024
 )
 

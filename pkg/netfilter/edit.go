@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// listing is what somebody who changes a table has to know of it.
+// listing is what a change of a table has to know of it.
 type listing struct {
 	chains []string
 	rules  []placed

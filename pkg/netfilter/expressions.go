@@ -161,7 +161,7 @@ func (v loaded) marks() act {
 	return act{does: restoresMark, bits: ^uint32(0)}
 }
 
-// ct reads what is known of the packet's connection, or writes its mark. What a packet has is nothing new there.
+// ct reads a value of the packet's connection, or writes the connection's mark. Bits that the packet's own mark has are not new to a connection.
 func (e *expressions) ct(a map[uint16][]byte) {
 	mark := long(a[unix.NFTA_CT_KEY]) == unix.NFT_CT_MARK
 	if from := a[unix.NFTA_CT_SREG]; from != nil {
