@@ -16,7 +16,7 @@ import (
 )
 
 // readyLimit is how long an agent may take from its start until it is ready.
-const readyLimit = 20 * time.Second
+const readyLimit = 40 * time.Second
 
 // answerLimit is how long to wait for what comes at once on a computer that has time: what does not come never does.
 const answerLimit = 5 * time.Second
