@@ -277,8 +277,8 @@ func (c *sysctls) reserved() (text string, p ports, err error) {
 	return text, p, nil
 }
 
-// ensurePorts reserves our ports again when they are others, or somebody has written another list, or another range of ephemeral
-// ports: a service that applies its own settings does not know of ours.
+// ensurePorts reserves our ports again when they have changed, or a service that applies its own settings has written another list or
+// another range of ephemeral ports.
 func (c *sysctls) ensurePorts(s *state, used ports) error {
 	have, ephemeral, err := c.readPorts()
 	if k := &c.kept; err != nil || have == k.ports && have != "" && ephemeral == k.ephemeral && used == k.used {

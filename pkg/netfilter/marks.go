@@ -52,8 +52,8 @@ func (m *Marks) Look(now time.Time, bits uint32, among Surroundings) (string, er
 	return m.found, err
 }
 
-// find goes through the chains. What is restored from connections, somebody has set in a packet or in the connection; what a socket
-// of the host's has is only in the host's own.
+// find goes through the chains. A mark that a rule restores from a connection was set in a packet or in the connection
+// before; a mark of one of the host's sockets is only in the host's own packets.
 func (m *Marks) find() (string, error) {
 	var sets, restores, origin string
 	look := func(w *walk, at chainID, r rule, a act, c condition) bool {

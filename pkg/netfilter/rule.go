@@ -12,7 +12,7 @@ import (
 type rule struct {
 	steps   []step
 	text    string // for people
-	comment string // what somebody has noted beside it
+	comment string // the comment that its author gave it
 }
 
 // leadsTo says that a rule jumps to one of these chains.
