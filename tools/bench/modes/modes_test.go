@@ -142,12 +142,18 @@ func TestModes(t *testing.T) {
 func flowsAreForgotten(t *testing.T, n *Network) {
 	t.Helper()
 	exchange(t, n, result.Egress)
-	if err := n.Forget(); err != nil {
-		t.Error(err)
+	tracked, err := uint64(1), error(nil)
+	for range 5 { // between two looks a neighbour may be asked for through a tunnel whose packets netfilter tracks
+		if err = n.Forget(); err != nil {
+			t.Fatal(err)
+		}
+		counters, failed := n.Count()
+		if tracked, err = counters["n1 tracked"], failed; tracked == 0 || err != nil {
+			break
+		}
 	}
-	counters, err := n.Count()
-	if err != nil || counters["n1 tracked"] > 0 {
-		t.Errorf("%d flows are not forgotten, error %v", counters["n1 tracked"], err)
+	if err != nil || tracked > 0 {
+		t.Errorf("%d flows are not forgotten, error %v", tracked, err)
 	}
 	if n.Mode == result.EBPF {
 		if left, err := entries(n.lab.Nodes[0], usage.Snat); err != nil || left > 0 {
