@@ -134,7 +134,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 		"--cni-bin-dir=/o", "--proc-sys=/proc", "--log-level=debug", "--log-format=json",
 	}
 	for _, f := range new(options).flags() {
-		elsewhere := slices.Contains([]string{"kubeconfig", "uplink", "cgroup"}, f.Name) || // these need a file, an interface, a cgroup
+		elsewhere := slices.Contains([]string{"kubeconfig", "uplink", "snat-address", "cgroup"}, f.Name) || // these need a file, an interface and its address, a cgroup
 			ofRegistry(f) // TestRegistry
 		if !elsewhere && !slices.ContainsFunc(args, func(a string) bool { name, _, _ := strings.Cut(a, "="); return name == "--"+f.Name }) {
 			t.Errorf("--%s is not among the flags given here", f.Name)
@@ -189,6 +189,8 @@ func TestRefusals(t *testing.T) {
 		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "not a prefix"},
 		{"--service-cidr=::ffff:10.0.0.0/104", "refused"},
 		{"--snat-ports=0-5", "LOW-HIGH"}, {"--snat-ports=9-5", "LOW-HIGH"}, {"--snat-ports=5", "LOW-HIGH"}, {"--snat-ports=1-70000", "LOW-HIGH"},
+		{"--snat-address=,", "addresses of this node"}, {"--snat-address=10.0.0", "not an address"}, {"--snat-address=fe80::1%lo", "not an address"}, {"--snat-address=lo=127.0.0.1", "can't answer"},
+		{"--snat-address=192.0.2.1", "no interface of this node has the address 192.0.2.1"}, {"--snat-address=ecag-none=192.0.2.1", `no interface "ecag-none"`},
 		{"--snat-entries=0", "a number"}, {"--snat-entries=x", "a number"}, {"--snat-entries=99999999", "a number"},
 		{"--address-quarantine=-1s", "a duration"}, {"--address-quarantine=60", "a duration"},
 		{"--mtu=5", "576"}, {"--mtu=70000", "65535"}, {"--mtu=-1", "576"},

@@ -86,6 +86,8 @@ func (o *options) flags() []cli.Flag {
 		{Name: "cgroup", Help: "cgroup2 directory of all of the node's processes, which reach Services and host ports by programs on it; default: where cgroup2 is mounted, if that has the node's first process",
 			Value: optional(cli.Directory(&c.Cgroup))},
 		{Name: "snat-ports", Default: "49152-65535", Help: "ports of the node that masqueraded flows get", Value: snatPorts(&c.SnatLow, &c.SnatHigh)},
+		{Name: "snat-address", Help: "what packets to the world are masqueraded to on an uplink, or with IFACE= left out on all others; one for each family and uplink. While the node does not have it these packets are dropped; default: the address that the kernel would choose",
+			Value: optional(snatAddresses(&c.SnatAddresses))},
 		{Name: "snat-entries", Default: "262144", Help: "how many flows can be masqueraded at a time: the capacity of the tables", Value: cli.Number(&c.SnatEntries, "FLOWS", 16, 1<<24)},
 		{Name: "service-cidr", Help: "the range of Services' addresses; a podCIDR that overlaps it is refused", Value: o.prefixes(&c.Service)},
 		{Name: "address-quarantine", Default: "60s", Help: "how long a deleted pod's address is not given to another pod", Value: cli.Duration(&c.Quarantine, 0)},

@@ -239,6 +239,54 @@ func snatPorts(low, high *uint16) cli.Value {
 	}}
 }
 
+// snatAddresses refuses what the node does not have: an administrator's mistake would leave pods without the world.
+func snatAddresses(into *[]agent.SnatAddress) cli.Value {
+	return cli.Value{Arg: "[IFACE=]ADDR,...", Takes: "addresses of this node, each after the name of an uplink and = if it is for that uplink alone, comma-separated", Set: func(s string) error {
+		held, err := net.InterfaceAddrs()
+		if err != nil {
+			return fmt.Errorf("list the addresses of this node: %w", err)
+		}
+		*into = nil
+		for _, one := range list(s) {
+			a, err := snatAddress(one, held)
+			if err != nil {
+				return err
+			}
+			if slices.ContainsFunc(*into, func(b agent.SnatAddress) bool { return a.Uplink == b.Uplink && a.Addr.Is4() == b.Addr.Is4() }) {
+				return fmt.Errorf("%q is a second address of its family for the same uplinks", one)
+			}
+			*into = append(*into, a)
+		}
+		if len(*into) == 0 {
+			return cli.ErrTakes
+		}
+		return nil
+	}}
+}
+
+func snatAddress(text string, held []net.Addr) (a agent.SnatAddress, err error) {
+	name, addr, named := strings.Cut(text, "=")
+	if !named {
+		name, addr = "", text
+	} else if _, err := net.InterfaceByName(name); err != nil {
+		return a, fmt.Errorf("there is no interface %q", name)
+	}
+	a.Uplink = name
+	if a.Addr, err = netip.ParseAddr(addr); err != nil || a.Addr.Zone() != "" || a.Addr.Is4In6() {
+		return a, fmt.Errorf("%q is not an address", addr)
+	}
+	if !a.Addr.IsGlobalUnicast() {
+		return a, fmt.Errorf("the world can't answer to %s", a.Addr)
+	}
+	if !slices.ContainsFunc(held, func(h net.Addr) bool {
+		p, err := netip.ParsePrefix(h.String())
+		return err == nil && p.Addr() == a.Addr
+	}) {
+		return a, fmt.Errorf("no interface of this node has the address %s", a.Addr)
+	}
+	return a, nil
+}
+
 func mtu(into *int) cli.Value {
 	return cli.Value{Arg: "BYTES", Takes: "0, or a number from 576 to 65535", Set: func(s string) error {
 		n, err := strconv.ParseUint(s, 10, 16)

@@ -72,6 +72,9 @@ const (
 	RouteAuto   = plan.RouteAuto
 )
 
+// SnatAddress is an address that --snat-address names.
+type SnatAddress = plan.SnatAddress
+
 // Registry says how flannel's registry in etcd is reached.
 type Registry = lease.Options
 
@@ -154,6 +157,8 @@ type Config struct {
 	NonMasquerade, Cluster, Service []netip.Prefix
 	// SnatLow and SnatHigh bound the ports to masquerade to, inclusive, as far as the host can spare them.
 	SnatLow, SnatHigh uint16
+	// SnatAddresses are the addresses to masquerade to that the administrator has chosen.
+	SnatAddresses []SnatAddress
 	// SnatEntries is the capacity of the masquerading tables, in entries.
 	SnatEntries uint32
 	// Quarantine is how long a freed pod address is not given to another pod.

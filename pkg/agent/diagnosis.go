@@ -109,10 +109,14 @@ func (c circumstances) withoutAddress() (found []observe.NetworkProblem) {
 			if !c.view.exits.has(f, int(l.Index)) || v.Addresses[f] != (wire.Addr{}) {
 				continue
 			}
+			lacks, remedy := fmt.Sprintf("uplink %s has no %s address to masquerade to", l.Name, f.Name()), fmt.Sprintf("give %s a global %s address", l.Name, f.Name())
+			if a := plan.SnatAddressOf(c.cfg.SnatAddresses, l.Name, f); a.IsValid() {
+				lacks = fmt.Sprintf("this node has lost %s, which --snat-address has packets over uplink %s masqueraded to", a, l.Name)
+				remedy = fmt.Sprintf("give the node %s, or start the agent with another --snat-address", a)
+			}
 			found = append(found, observe.NetworkProblem{
-				Reason: noUplinkAddress, About: l.Name + " " + f.Name(),
-				Text:   fmt.Sprintf("uplink %s has no %s address to masquerade to: pods' %[2]s packets to the world over it are dropped (NO_SNAT_ADDRESS)", l.Name, f.Name()),
-				Remedy: fmt.Sprintf("give %s a global %s address", l.Name, f.Name()),
+				Reason: noUplinkAddress, About: l.Name + " " + f.Name(), Remedy: remedy,
+				Text: fmt.Sprintf("%s: pods' %s packets to the world over it are dropped (NO_SNAT_ADDRESS)", lacks, f.Name()),
 			})
 		}
 	}

@@ -251,7 +251,8 @@ func (l *loop) makePlan() {
 	if p := l.planned; p == nil || p.known != now.known || !p.ranges.equal(now.ranges) || !p.before.Equal(now.before) || !p.facts.Equal(now.facts) {
 		l.state.plan = plan.Make(plan.Input{
 			Self: l.cfg.Node, Mode: l.cfg.RoutingMode, Known: l.known, Nodes: l.nodes, Facts: now.facts, Before: l.standing,
-			MTU: l.cfg.MTU, Tunnelled: l.network.Backend.Direct, Services: now.ranges.turned, Service: now.ranges.all, Served: now.ranges.served, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
+			SnatAddresses: l.cfg.SnatAddresses,
+			MTU:           l.cfg.MTU, Tunnelled: l.network.Backend.Direct, Services: now.ranges.turned, Service: now.ranges.all, Served: now.ranges.served, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
 		})
 		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false
 		l.moved = true

@@ -133,6 +133,8 @@ type Input struct {
 	Native  []netip.Prefix
 	// Services says that the programs serve Services, and Served that the maps have them: in those ranges is nobody else.
 	Services, Served bool
+	// SnatAddresses are what --snat-address names.
+	SnatAddresses []SnatAddress
 	// MTU is what --mtu gives pods, in bytes; 0: what fits the uplinks.
 	MTU int
 	// Tunnelled says that pods' packets leave room for the tunnel whichever nodes there are, as in flannel's network.

@@ -43,6 +43,22 @@ type Recent struct {
 	Index uint32
 }
 
+// SnatAddress is the only address that packets on an uplink may be masqueraded to, in its family.
+type SnatAddress struct {
+	Uplink string // its name; empty: any uplink that no other SnatAddress of the family names
+	Addr   netip.Addr
+}
+
+// SnatAddressOf returns the one for an uplink and a family, or an invalid address.
+func SnatAddressOf(all []SnatAddress, uplink string, f wire.Family) (addr netip.Addr) {
+	for _, a := range all {
+		if wire.FamilyOf(a.Addr) == f && (a.Uplink == uplink || a.Uplink == "" && !addr.IsValid()) {
+			addr = a.Addr
+		}
+	}
+	return addr
+}
+
 // chooser chooses the address that the kernel would take for packets of a family that leave by an uplink.
 type chooser struct {
 	link   Link
@@ -52,6 +68,7 @@ type chooser struct {
 	// main is the choice for the uplink's default route, and without one for no route at all.
 	main    netip.Addr
 	byRoute bool // whether there is a default route
+	fixed   bool // whether the administrator has chosen
 	// choices are those for the other routes; of IPv6, where they do not depend on the route, only their sources.
 	choices map[netip.Addr]bool
 	sourced bool        // whether a route names its source
@@ -104,10 +121,16 @@ func (b *builder) eachHop(do func(KernelRoute)) {
 	}
 }
 
-// chooser finds the addresses to choose from: the uplink's, and if it has none of the family, those of other links. An uplink that
-// has just lost its own may get it back, unless this node's InternalIP is on another link.
+// chooser finds the addresses to choose from: the administrator's if there is one, else the uplink's, and if it has none of the
+// family, those of other links. An uplink that has just lost its own may get it back, unless this node's InternalIP is on another link.
 func (b *builder) chooser(l Link, f wire.Family) *chooser {
 	c := &chooser{link: l, family: f, choices: map[netip.Addr]bool{}}
+	if fixed := SnatAddressOf(b.in.SnatAddresses, l.Name, f); fixed.IsValid() {
+		if c.fixed = true; slices.ContainsFunc(b.in.Facts.Addresses, func(a Address) bool { return a.Prefix.Addr() == fixed }) {
+			c.main = fixed
+		}
+		return c
+	}
 	var own, others []Address
 	for _, a := range b.in.Facts.Addresses {
 		switch addr := a.Prefix.Addr(); {
@@ -134,6 +157,9 @@ func (b *builder) chooser(l Link, f wire.Family) *chooser {
 
 // see takes note of a route over the uplink.
 func (c *chooser) see(r KernelRoute) {
+	if c.fixed {
+		return
+	}
 	c.sourced = c.sourced || r.Src.IsValid()
 	switch isDefault := r.Dst.Bits() == 0; {
 	case isDefault && !c.byRoute:

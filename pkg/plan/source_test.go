@@ -120,6 +120,36 @@ func TestSources(t *testing.T) {
 }
 
 // An uplink with one address has no exceptions, however many routes there are.
+// The administrator's address is the only one, whatever routes say, and while the node does not have it there is none.
+func TestSnatAddress(t *testing.T) {
+	chosen, other := netip.MustParseAddr("198.51.100.9"), netip.MustParseAddr("198.51.100.10")
+	routes := []KernelRoute{over("0.0.0.0/0", "via", "192.0.2.1"), over("10.0.0.0/8", "src", "192.0.2.7"), over("::/0")}
+	addresses := []Address{on(2, "192.0.2.7/24"), on(2, "2001:db8:1::1/64"), on(1, "198.51.100.9/32"), on(1, "198.51.100.10/32")}
+	in := withAddresses(routes, addresses...)
+	for name, tt := range map[string]struct {
+		all   []SnatAddress
+		want4 netip.Addr
+	}{
+		"for any uplink":          {[]SnatAddress{{Addr: chosen}}, chosen},
+		"for this uplink":         {[]SnatAddress{{Addr: other}, {Uplink: "eth0", Addr: chosen}}, chosen},
+		"in the other order":      {[]SnatAddress{{Uplink: "eth0", Addr: chosen}, {Addr: other}}, chosen},
+		"of another uplink":       {[]SnatAddress{{Uplink: "eth9", Addr: chosen}, {Addr: other}}, other},
+		"that the node has not":   {[]SnatAddress{{Addr: netip.MustParseAddr("198.51.100.11")}}, netip.Addr{}},
+		"of another uplink alone": {[]SnatAddress{{Uplink: "eth9", Addr: chosen}}, netip.MustParseAddr("192.0.2.7")},
+	} {
+		in.SnatAddresses = tt.all
+		r := Make(in)
+		for _, to := range []string{"8.8.8.8", "10.1.2.3", "192.0.2.1"} {
+			if got := sourceOf(r, 2, netip.MustParseAddr(to)); got != tt.want4 {
+				t.Errorf("%s, to %s: %s, want %s", name, to, got, tt.want4)
+			}
+		}
+		if got, want := sourceOf(r, 2, netip.MustParseAddr("2001:db8:9::1")), netip.MustParseAddr("2001:db8:1::1"); got != want {
+			t.Errorf("%s, the other family: %s, want %s", name, got, want)
+		}
+	}
+}
+
 func TestOneAddressHasNoExceptions(t *testing.T) {
 	in := withAddresses(nil, on(2, "172.18.0.11/24"), on(2, "2001:db8:1::1/64"))
 	for i := range 100 {

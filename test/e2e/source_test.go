@@ -178,3 +178,43 @@ func TestFlowsEndWithTheirAddress(t *testing.T) {
 		next.ends(t, addrOf(secondUplink[family][0]))
 	})
 }
+
+// The administrator's address is the only one that packets leave with: while the node does not have it they are dropped, and status
+// says so.
+func TestSnatAddress(t *testing.T) {
+	t.Parallel()
+	chosen := [wire.Families]netip.Addr{wire.IPv4: addrOf(secondSubnet[wire.IPv4][0]), wire.IPv6: addrOf(secondSubnet[wire.IPv6][0])}
+	flags := []string{"--snat-address=" + lab.Uplink + "=" + chosen[wire.IPv4].String() + "," + chosen[wire.IPv6].String()}
+	l := lab.ForTest(t, lab.Options{Nodes: 1, Families: families, AgentFlags: flags}, drops.NoSnatAddress, drops.NoMapping)
+	for family := range wire.Families {
+		join(t, l, lab.Uplink, lab.Uplink, secondSubnet[family])
+	}
+	startAgents(t, l)
+	node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
+	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+		at, all, lost := serveOver(t, l.Outside, family), everywhere[family].String(), "this node has lost "+chosen[family].String()
+		assertReaches(t, pod.Namespace, at, chosen[family])
+		runOn(t, node, "ip", "route", "replace", all, "via", lab.GatewayAddr[family].String(), "src", node.AddrOf(family).String())
+		live := openOld(t, pod, at)
+		live.keeps(t, chosen[family])
+		text, err := node.Ebpfctl(t.Context(), "status")
+		if err != nil || strings.Contains(string(text), lost) {
+			t.Errorf("status while the node has the address: %v\n%s", err, text)
+		}
+
+		runOn(t, node, "ip", "addr", "del", secondSubnet[family][0], "dev", lab.Uplink)
+		eventually(t, answerLimit, "status says that the address is gone", func() bool {
+			text, err = node.Ebpfctl(t.Context(), "status")
+			return err != nil && strings.Contains(string(text), lost)
+		})
+		if seen, err := pod.UDP(within(t, time.Second), at, 100); err == nil {
+			t.Errorf("without the address packets leave as %s", seen)
+		}
+		runOn(t, node, "ip", "addr", "add", secondSubnet[family][0], "dev", lab.Uplink, "nodad")
+		eventually(t, answerLimit, "packets leave with the address that is back", func() bool {
+			seen, err := pod.UDP(within(t, time.Second), at, 100)
+			return err == nil && seen.Addr() == chosen[family]
+		})
+		live.keeps(t, chosen[family])
+	})
+}
