@@ -1,15 +1,19 @@
 package e2e
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // The host ports of the pods web and other, who both answer on webPort.
@@ -77,10 +81,14 @@ func ports(port uint16, protocols []string, at ...netip.Addr) (all []lab.HostPor
 	return all
 }
 
-// addHosted adds a pod that has host ports, and answers.
+// addHosted adds a pod that has host ports, and answers. An agent on emulated processors may need longer than the plugin waits.
 func addHosted(t *testing.T, node *lab.Node, name string, ports ...lab.HostPort) *lab.Pod {
 	t.Helper()
 	pod, err := node.AddPod(t.Context(), name, lab.PodOptions{HostPorts: ports})
+	var later *types.Error
+	for tries := priv.Patience(1); tries > 1 && errors.As(err, &later) && later.Code == types.ErrTryAgainLater; tries-- {
+		pod, err = node.AddPod(t.Context(), name, lab.PodOptions{HostPorts: ports}) // as a kubelet does
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
