@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -68,6 +69,41 @@ func TestNodeKeepsEphemeralPorts(t *testing.T) {
 		}
 		ask(node.Namespace, to, 0)
 	}
+}
+
+// Whichever limit refuses something, status names it: one node has four ports to masquerade to, the smallest flow table, and
+// ephemeral ports that are all its own.
+func TestScarcePortsAndFlowsAreTold(t *testing.T) {
+	t.Parallel()
+	const scarce, ownPort = "49152 49500", 49200
+	l := lab.ForTest(t, lab.Options{Nodes: 1, AgentFlags: []string{"--snat-ports=40000-40003", "--snat-entries=16"}}, drops.PortLimit, drops.SnatLimit, drops.SnatExhausted)
+	node := l.Nodes[0]
+	if err := node.WriteSysctl("net/ipv4/ip_local_port_range", scarce); err != nil {
+		t.Fatal(err)
+	}
+	startAgents(t, l)
+	addHosted(t, node, "hosted", ports(ownPort, both)...)
+	pods := []*lab.Pod{addPod(t, node, "a"), addPod(t, node, "b"), addPod(t, node, "c")}
+	at := serve(t, l.Outside)
+	connected := 0
+	for i := range 4 * len(pods) {
+		if conn, err := pods[i/4].DialTCP(within(t, 200*time.Millisecond), at, 0); err == nil {
+			connected++
+			t.Cleanup(func() { conn.Close() })
+		}
+	}
+	if connected != 4 {
+		t.Errorf("%d connections to one place have 4 ports", connected)
+	}
+	for i := range uint16(20) {
+		conn, err := pods[2].DialUDP(netip.AddrPortFrom(at.Addr(), at.Port()+1+i), 0) // nobody answers there
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = conn.Echo(within(t, time.Millisecond), 100)
+		conn.Close()
+	}
+	assertStatus(t, node, 3*changeLimit, "(ephemeral_ports)", "(unreserved_ports)", "(port_limit)", "(snat_exhausted)", "(snat_limit)")
 }
 
 // echoFrom sends a datagram and returns the port that it came from.
