@@ -31,12 +31,10 @@ var counts = map[string][]string{
 // kernel, and on any of which nothing else is said, all that depends on a kernel. What is left out repeats with other timing, asks
 // nothing of the kernel that these do not, or is asked of the programs alone by test/prog.
 var selected = selection{
-	"pkg/datapath": tests("TestVerifier", "TestStackLeft.*", "TestProbe.*", "TestLoadOnAFreshNode", "TestUpgradeReplacesEveryAttachment",
-		"TestLoadChangesHowProgramsAreAttached", "TestGrownLayoutKeepsEveryEntry", "TestSweepEndsWhatIsIdle",
-		"TestRemoveLeavesNothingOfOurs", "TestUplinksComeAndGo", "TestLoadWithFewRights"),
+	"pkg/datapath": tests("TestVerifier", "TestStackLeft", "TestProbe.*", "TestLoadOnAFreshNode", "TestUpgradeReplacesEveryAttachment",
+		"TestLoadChangesHowProgramsAreAttached", "TestRemoveLeavesNothingOfOurs", "TestLoadWithFewRights"),
 	"pkg/observe": tests("TestReadJSON", "TestReadOfChangingHash", "TestSurveyFinds.*", "TestSurveyOfHealthyNode", "TestSurveyOfProgramsToPods"),
-	"cni": tests("TestAddMakesAPodAndDelUnmakesIt", "TestHostReachesThePod", "TestOrderOfAdd", "TestClsact", "TestKilledAddLeavesNothing",
-		"TestKilledDelIsFinishedByTheNext", "TestGC", "TestReboot", "TestInTheHandsOfLibcni", "TestInTheHandsOfCnitool"),
+	"cni": tests("TestAddMakesAPodAndDelUnmakesIt", "TestHostReachesThePod", "TestOrderOfAdd", "TestClsact", "TestReboot", "TestInTheHandsOfLibcni"),
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods",
 		"TestSmallerMTUOutside",
 		"TestForeignPrograms.*", "TestEachProgramRemovedAlone", "TestPodsTalkThroughIPsec",
