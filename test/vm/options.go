@@ -34,7 +34,7 @@ var selected = selection{
 	"pkg/datapath": tests("TestVerifier", "TestStackLeft", "TestProbe.*", "TestLoadOnAFreshNode", "TestUpgradeReplacesEveryAttachment",
 		"TestLoadChangesHowProgramsAreAttached", "TestRemoveLeavesNothingOfOurs", "TestLoadWithFewRights"),
 	"pkg/observe": tests("TestReadJSON", "TestReadOfChangingHash", "TestSurveyFinds.*", "TestSurveyOfHealthyNode", "TestSurveyOfProgramsToPods"),
-	"cni": tests("TestAddMakesAPodAndDelUnmakesIt", "TestHostReachesThePod", "TestOrderOfAdd", "TestClsact", "TestReboot", "TestInTheHandsOfLibcni"),
+	"cni":         tests("TestAddMakesAPodAndDelUnmakesIt", "TestHostReachesThePod", "TestOrderOfAdd", "TestClsact", "TestReboot", "TestInTheHandsOfLibcni"),
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods",
 		"TestSmallerMTUOutside",
 		"TestForeignPrograms.*", "TestEachProgramRemovedAlone", "TestPodsTalkThroughIPsec",
