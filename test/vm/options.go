@@ -23,7 +23,7 @@ const verifierDir = "pkg/datapath"
 // counts makes long computations short: the emulated processors are some twenty times slower than the host's, and have nothing to
 // spare for a second test.
 var counts = map[string][]string{
-	"test/prog": {"-packets=5000", "-rounds=500"},
+	"test/prog": {"-packets=2000", "-rounds=500"},
 	"test/e2e":  {"-payload=500007", "-attach=newest", "-pace=40ms", "-kills=2", "-each-offload=false", "-few-clusters", "-test.parallel=1"},
 }
 
@@ -35,10 +35,9 @@ var selected = selection{
 		"TestLoadChangesHowProgramsAreAttached", "TestRemoveLeavesNothingOfOurs", "TestLoadWithFewRights"),
 	"pkg/observe": tests("TestReadJSON", "TestReadOfChangingHash", "TestSurveyFinds.*", "TestSurveyOfHealthyNode", "TestSurveyOfProgramsToPods"),
 	"cni":         tests("TestAddMakesAPodAndDelUnmakesIt", "TestHostReachesThePod", "TestOrderOfAdd", "TestClsact", "TestReboot", "TestInTheHandsOfLibcni"),
-	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods",
-		"TestSmallerMTUOutside",
-		"TestForeignPrograms.*", "TestEachProgramRemovedAlone", "TestPodsTalkThroughIPsec",
-		"TestOffload.*", "TestSumsFollowWhatChanges", "TestTunnelBetweenPods", "TestTunnelToTheWorld", "TestGREAndSCTPBetweenPods", "TestForgedTunnelPackets", "TestLifeKilledAgentLosesNoPacket", "TestCleanupLeavesTheNodeAsItWas", "TestProcessesReachServices"),
+	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods", "TestSmallerMTUOutside", "TestForeignPrograms.*",
+		"TestOffloadForgesNothing", "TestOffloadsOfPodsAreCarriedOut", "TestSumsFollowWhatChanges", "TestTunnelBetweenPods",
+		"TestGREAndSCTPBetweenPods", "TestCleanupLeavesTheNodeAsItWas", "TestProcessesReachServices"),
 	"test/prog": tests(slices.Concat(mainPaths, helpersOfTheKernel)...),
 }
 
@@ -48,7 +47,7 @@ var mainPaths = []string{
 	"TestMasqueradedFlow", "TestSamePortOfTwoPods", "TestHostSocketsAvoided", "TestFlowViaStack", "TestNodeFlowGivesWay",
 	"TestFragmentedBothWays", "TestICMPErrorFromWorld", "TestICMPErrorFromPod", "TestResetOfUnknownConnection", "TestBesideNetfilter",
 	"TestPortsOfNetfilterAreAvoided", "TestStackDecidesOnADestination", "TestCollectDeletedPods", "TestSweepInSlices", "TestVLAN.*",
-	"TestRace.*", "TestRandomPackets", "TestFromPodThroughTheTunnel", "TestFromTunnelVerdicts", "TestTunnelOnTheWire", "TestNodePort", "TestCaught",
+	"TestRandomPackets", "TestFromPodThroughTheTunnel", "TestFromTunnelVerdicts", "TestTunnelOnTheWire", "TestNodePort",
 	"TestPodThroughTheTunnelOnTheWire", "TestGatewaySolicited", "TestExtensionHeaders", "TestFromTunnelOverEitherFamily",
 	"TestBridgeVerdicts", "TestBridgeFlows",
 }
@@ -58,13 +57,9 @@ var mainPaths = []string{
 // outside, one asks for each of these; the others ask our own tables.
 var helpersOfTheKernel = []string{
 	"Test.*OnTheWire", "Test.*Checksums?", "TestMasqueradedWithPendingChecksumInside", "TestSegmentsFit.*", "TestTooBig", "TestResetOfOddSegments", "TestTooBig.*Segments",
-	"TestTooBigFromTheStack", "TestTooBigForTheWayToABackend", "TestJumboOptionOnEveryWay", "TestFragmentsOfIPv6", "TestFlowLabelKept",
-	"TestHostSockets.*", "TestServiceBesideSockets", "TestSilentNeighbours", "TestManyFlows", "TestSnatFull", "TestSearchOfFullRange",
-	"TestServicePortsUsedUp", "TestServiceFlow", "TestServiceFragments", "TestServiceToItself", "TestServiceErrorsToClient",
-	"TestServiceOfTheHost", "TestEcho", "TestEchoOfFragments",
-	"TestRefused", "TestTakenOver", "TestToPodErrors", "TestToPodTranslatesBack", "TestThroughTheTunnelBesideNetfilter", "TestTwoProgramsBehindEachOther",
-	"TestNodePortBesideSockets", "TestHostPortOrder", "TestSourceRanges", "TestRefusedOutside", "TestOutsideFragments.*",
-	"TestOutsideErrorsFromClient", "TestOutsideBesideNetfilter", "TestOutsideOfAnUplinkThatDoesNotForward",
+	"TestFragmentsOfIPv6", "TestFlowLabelKept", "TestHostSockets.*", "TestServiceBesideSockets", "TestSilentNeighbours", "TestManyFlows", "TestSnatFull",
+	"TestSearchOfFullRange", "TestServiceFlow", "TestServiceFragments", "TestServiceOfTheHost", "TestEcho", "TestRefused", "TestTakenOver", "TestToPodErrors",
+	"TestThroughTheTunnelBesideNetfilter", "TestTwoProgramsBehindEachOther", "TestNodePortBesideSockets", "TestOutsideFragments.*", "TestOutsideBesideNetfilter",
 }
 
 // narrowed are what runs instead on a kernel that lies between two others on which more is proven, by its series.
@@ -76,9 +71,8 @@ var narrowed = map[string]selection{"6.12": {
 	"pkg/bpffs": nothing, "cmd/ebpfctl": nothing, "test/lab": nothing,
 	"pkg/datapath": tests("TestVerifier", "TestProbe.*", "TestUpgradeReplacesEveryAttachment", "TestLoadChangesHowProgramsAreAttached",
 		"TestRemoveLeavesNothingOfOurs"),
-	"cni": tests("TestOrderOfAdd", "TestInTheHandsOfLibcni"),
-	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestForeignProgramsBesideOurs",
-		"TestLifeKilledAgentLosesNoPacket"),
+	"cni":       tests("TestOrderOfAdd", "TestInTheHandsOfLibcni"),
+	"test/e2e":  tests("TestEverybodyReachesEverybody", "TestForeignProgramsBesideOurs"),
 	"test/prog": tests(mainPaths...),
 }}
 
