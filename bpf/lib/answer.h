@@ -12,6 +12,7 @@
 #include "bpf/lib/ip.h"
 #include "bpf/lib/offload.h"
 #include "bpf/lib/path.h"
+#include "bpf/lib/service.h"
 #include "bpf/lib/tunnel.h"
 
 /* answers_until has only 32 bits, so it counts units of 2^16 ns. */
@@ -59,6 +60,21 @@ EC_INLINE struct device *answer_to(const struct scratch *s, __u32 burst)
 	struct device *dev = of_node ? NULL : flow_owner(s->owner.ifindex);
 
 	return dev && answer_take(dev, burst) ? dev : NULL;
+}
+
+/*
+ * The address from which a router would answer: the node's or, of a packet to a Service, that, so that it is to be
+ * asked for before the packet is given back. NULL: there is none.
+ */
+EC_INLINE const struct addr *answer_router(const struct scratch *s)
+{
+	const struct config *config = config_get();
+	const struct addr *node;
+
+	if (service_has_translated(s))
+		return &s->service.sent.dst;
+	node = config ? path_node_address(config, s->pkt.family) : NULL;
+	return node && !addr_is_zero(node) ? node : NULL;
 }
 
 /* Where the transport header of an answer begins, in bytes from the start of the frame. */

@@ -29,6 +29,11 @@ EC_INLINE int answer_or_finish(struct __sk_buff *ctx, enum direction direction, 
 		count_drop(ctx, direction, -verdict);
 		return refuse_answer(ctx, -verdict);
 	}
+	if (refuse_masquerade(verdict) &&
+	    (direction == DIRECTION_FROM_POD || (direction == DIRECTION_TO_UPLINK && !finish_returns()))) {
+		count_drop(ctx, direction, -verdict);
+		return refuse_unreachable(ctx);
+	}
 	switch ((int)verdict) {
 	case -DROP_NO_MAPPING:
 		count_drop(ctx, direction, DROP_NO_MAPPING);

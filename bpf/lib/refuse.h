@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Tells who asks a Service that the packet gets no further, as the host that has
- * the Service's address would: a RST, port unreachable, or time exceeded.
+ * the Service's address would: a RST, port unreachable, or time exceeded. Tells a pod
+ * that its packet is not masqueraded, as a router would: host unreachable.
  */
 #ifndef EC_LIB_REFUSE_H
 #define EC_LIB_REFUSE_H
@@ -14,7 +15,27 @@
 enum {
 	REFUSE_PORT_IPV4 = 3,
 	REFUSE_PORT_IPV6 = 4,
+	REFUSE_HOST_IPV4 = 1,
+	REFUSE_ADDRESS_IPV6 = 3,
 };
+
+/*
+ * Whether the drop is that of a packet for which there is no room among those that are masqueraded, or whose protocol
+ * never is. Pods are told (RFC 6888, section 3, REQ-8); clients outside are not, whom anybody can pretend to be.
+ */
+EC_INLINE bool refuse_masquerade(enum verdict verdict)
+{
+	switch ((int)verdict) {
+	case -DROP_UNKNOWN_PROTOCOL:
+	case -DROP_SNAT_EXHAUSTED:
+	case -DROP_SNAT_LIMIT:
+	case -DROP_SNAT_FULL:
+	case -DROP_PORT_LIMIT:
+		return true;
+	default:
+		return false;
+	}
+}
 
 /* Whether the sender is told of the drop. */
 EC_INLINE bool refuse_answers(enum verdict verdict)
@@ -50,6 +71,26 @@ EC_INLINE bool refuse_hop(struct __sk_buff *ctx, struct scratch *s)
 {
 	answer_set_error(s, s->pkt.family == FAMILY_IPV6 ? ICMPV6_TIME_EXCEEDED : ICMP_TIME_EXCEEDED, 0, 0);
 	return answer_error(ctx, s, &s->pkt.tuple.dst);
+}
+
+/* Tells the pod that owns the packet, as the router on its way. Returns a TC action. */
+EC_GLOBAL int refuse_unreachable(struct __sk_buff *ctx)
+{
+	struct scratch *s = scratch_get();
+	const struct addr *from;
+	struct device *dev;
+
+	if (!s || !s->owner.ifindex)
+		return EC_ACT_SHOT;
+	from = answer_router(s);
+	dev = answer_to(s, answer_burst(s));
+	if (!from || !dev || service_undo(ctx, s))
+		return EC_ACT_SHOT;
+	if (s->pkt.family == FAMILY_IPV6)
+		answer_set_error(s, ICMPV6_UNREACHABLE, REFUSE_ADDRESS_IPV6, 0);
+	else
+		answer_set_error(s, ICMP_DEST_UNREACH, REFUSE_HOST_IPV4, 0);
+	return answer_error(ctx, s, from) ? answer_send(ctx, s, dev) : EC_ACT_SHOT;
 }
 
 /*

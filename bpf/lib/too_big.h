@@ -95,16 +95,15 @@ EC_INLINE struct device *too_big_to(const struct scratch *s)
  */
 EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 {
-	const struct config *config = config_get();
 	struct scratch *s = scratch_get();
 	const struct addr *from;
 	struct device *dev;
 
-	if (!s || !config)
+	if (!s)
 		return EC_ACT_SHOT;
-	from = service_has_translated(s) ? &s->service.sent.dst : path_node_address(config, s->pkt.family);
+	from = answer_router(s);
 	dev = too_big_to(s);
-	if (!dev || service_undo(ctx, s) || !too_big_turn(ctx, s, from))
+	if (!from || !dev || service_undo(ctx, s) || !too_big_turn(ctx, s, from))
 		return EC_ACT_SHOT;
 	return answer_send(ctx, s, dev);
 }

@@ -14,9 +14,9 @@ enum drop_reason {
 	DROP_SPOOFED_SOURCE,   /* source is not an address that the sender can have */
 	DROP_NO_ENDPOINT,      /* no pod has this address (answered: host unreachable) */
 	DROP_NODE_OFF_LINK,    /* no link and no tunnel leads to the node (pods are answered: host unreachable) */
-	DROP_UNKNOWN_PROTOCOL, /* a protocol that cannot be masqueraded */
+	DROP_UNKNOWN_PROTOCOL, /* a protocol that cannot be masqueraded (pods are answered: host unreachable) */
 	DROP_NO_MAPPING,       /* belongs to no flow that is masqueraded or to a Service, and cannot open one */
-	DROP_SNAT_EXHAUSTED,   /* no free port towards this destination */
+	DROP_SNAT_EXHAUSTED,   /* no free port towards this destination (pods are answered: host unreachable) */
 	DROP_SNAT_LIMIT,       /* the pod, client outside or all the world has used up its share of the snat table */
 	DROP_SNAT_FULL,        /* the snat table is full */
 	DROP_CONNTRACK_LIMIT,  /* the pod has used up its share of the conntrack table */

@@ -15,9 +15,9 @@ const (
 	SpoofedSource                   // source is not an address that the sender can have
 	NoEndpoint                      // no pod has this address (answered: host unreachable)
 	NodeOffLink                     // no link and no tunnel leads to the node (pods are answered: host unreachable)
-	UnknownProtocol                 // a protocol that cannot be masqueraded
+	UnknownProtocol                 // a protocol that cannot be masqueraded (pods are answered: host unreachable)
 	NoMapping                       // belongs to no flow that is masqueraded or to a Service, and cannot open one
-	SnatExhausted                   // no free port towards this destination
+	SnatExhausted                   // no free port towards this destination (pods are answered: host unreachable)
 	SnatLimit                       // the pod, client outside or all the world has used up its share of the snat table
 	SnatFull                        // the snat table is full
 	ConntrackLimit                  // the pod has used up its share of the conntrack table
@@ -117,9 +117,9 @@ func (v Reason) Explain() string {
 		SpoofedSource:     "source is not an address that the sender can have",
 		NoEndpoint:        "no pod has this address (answered: host unreachable)",
 		NodeOffLink:       "no link and no tunnel leads to the node (pods are answered: host unreachable)",
-		UnknownProtocol:   "a protocol that cannot be masqueraded",
+		UnknownProtocol:   "a protocol that cannot be masqueraded (pods are answered: host unreachable)",
 		NoMapping:         "belongs to no flow that is masqueraded or to a Service, and cannot open one",
-		SnatExhausted:     "no free port towards this destination",
+		SnatExhausted:     "no free port towards this destination (pods are answered: host unreachable)",
 		SnatLimit:         "the pod, client outside or all the world has used up its share of the snat table",
 		SnatFull:          "the snat table is full",
 		ConntrackLimit:    "the pod has used up its share of the conntrack table",

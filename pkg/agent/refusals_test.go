@@ -60,7 +60,7 @@ func TestRefusalsAreTold(t *testing.T) {
 		counter uint64
 		reason  string
 	}{
-		{0, 1, ""}, {refusalsInterval, 1, ""}, {refusalsInterval, 2, portLimit}, {refusalsLast - time.Second, 2, portLimit}, {refusalsInterval, 2, ""},
+		{0, 0, ""}, {refusalsInterval, 0, ""}, {refusalsInterval, 1, portLimit}, {refusalsLast - time.Second, 1, portLimit}, {refusalsInterval, 1, ""},
 	} {
 		now = now.Add(step.after)
 		each := make([]counters.Value, ebpf.MustPossibleCPU())

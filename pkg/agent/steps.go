@@ -115,7 +115,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"bridges", onPass, l.containers.detach},
 		{"sysctls", onPass | onTick, func(s *state) error { return l.sysctls.inspect(s, l.services.read().nodePorts, &s.hostPorts.numbers) }},
 		{"mode", onPass | onTick, l.mode.share},
-		{"flows", onTick, l.refusals.look},
+		{"flows", onPass | onTick, l.refusals.look}, // from the first pass on: what is refused later is news
 		{"files", onPass, vital(l.files.installPlugin)},
 		{"files", onPass | onTick, vital(room)},
 

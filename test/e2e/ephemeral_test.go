@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -71,7 +73,7 @@ func TestNodeKeepsEphemeralPorts(t *testing.T) {
 	}
 }
 
-// Whichever limit refuses something, status names it: one node has four ports to masquerade to, the smallest flow table, and
+// Whichever limit refuses something, status names it, and the pod is told at once: one node has four ports to masquerade to, the smallest flow table, and
 // ephemeral ports that are all its own.
 func TestScarcePortsAndFlowsAreTold(t *testing.T) {
 	t.Parallel()
@@ -87,9 +89,12 @@ func TestScarcePortsAndFlowsAreTold(t *testing.T) {
 	at := serve(t, l.Outside)
 	connected := 0
 	for i := range 4 * len(pods) {
-		if conn, err := pods[i/4].DialTCP(within(t, 200*time.Millisecond), at, 0); err == nil {
+		conn, err := pods[i/4].DialTCP(within(t, 10*time.Second), at, 0)
+		if err == nil {
 			connected++
 			t.Cleanup(func() { conn.Close() })
+		} else if !errors.Is(err, syscall.EHOSTUNREACH) {
+			t.Errorf("a connection without a port: %v, want to be told that the host is unreachable", err)
 		}
 	}
 	if connected != 4 {

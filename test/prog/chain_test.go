@@ -93,7 +93,7 @@ func TestKindsOfExtensionHeaders(t *testing.T) {
 	for _, proto := range []wire.Protocol{noNext, 50, 51, foreignICMP} {
 		p := packet{proto: proto, src: podA, dst: podB, payload: make([]byte, 24), chain: []extension{padded(toDest)}}
 		b.fromPod(p).is("delivered")
-		b.fromPod(p.with(func(p *packet) { p.dst = world })).is("drop UNKNOWN_PROTOCOL")
+		b.turnedAway(p.with(func(p *packet) { p.dst = world }), "drop UNKNOWN_PROTOCOL")
 	}
 	b.count(1, 0)
 }

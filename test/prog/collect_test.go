@@ -215,7 +215,7 @@ func TestTombstonesGiveWay(t *testing.T) {
 		forward.LastSeen, reverse.LastSeen = 0, 0
 		must(t, b.snat.Put(out, forward))
 		must(t, b.reverse.Put(reverseKey(out, forward), reverse))
-		b.fromPod(p).is("drop SNAT_EXHAUSTED")
+		b.turnedAway(p, "drop SNAT_EXHAUSTED")
 		forward, reverse = b.pair(out)
 		if forward.LastSeen == 0 || forward.LastSeen > now(b)/1e9 {
 			t.Errorf("the tombstone is marked with %d, want the second", forward.LastSeen)

@@ -196,8 +196,8 @@ func TestFragmentUnknownProtocol(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		gre := packet{proto: 47, src: podA, dst: world, id: 5, payload: make([]byte, 64), fragment: moreFragments}
-		b.fromPod(gre).is("drop UNKNOWN_PROTOCOL")
-		b.fromPod(gre.with(func(p *packet) { p.fragment = 8 })).is("drop UNKNOWN_PROTOCOL")
+		b.turnedAway(gre, "drop UNKNOWN_PROTOCOL")
+		b.turnedAway(gre.with(func(p *packet) { p.fragment = 8 }), "drop UNKNOWN_PROTOCOL")
 		b.empty()
 	})
 }

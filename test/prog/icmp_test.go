@@ -165,7 +165,7 @@ func TestICMPOfAnUnknownKind(t *testing.T) {
 			p := ping(podA, id, world)
 			r := b.fromPod(p).is("forwarded")
 			for _, other := range []packet{p.with(timestamp), ping(podA, 7, world).with(timestamp)} {
-				b.fromPod(other).is("drop UNKNOWN_PROTOCOL")
+				b.turnedAway(other, "drop UNKNOWN_PROTOCOL")
 				b.toUplink(other).is("drop UNKNOWN_PROTOCOL")
 			}
 			quote := r.frame

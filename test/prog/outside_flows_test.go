@@ -144,7 +144,7 @@ func TestOutsidePorts(t *testing.T) {
 			b.fromUplink(udp(world2, 5000, nodeIP, 30080)).is("forwarded").flow(ends(wire.UDP, nodeIP, 50003, world, 53))
 		}
 		b.fromUplink(udp(world2, 5001, nodeIP, 30080)).is("drop SNAT_EXHAUSTED")
-		b.fromPod(udp(podB, 5001, world, 53)).is("drop SNAT_EXHAUSTED")
+		b.turnedAway(udp(podB, 5001, world, 53), "drop SNAT_EXHAUSTED")
 		b.fromPod(udp(podB, 5001, "198.51.100.8", 53)).is("forwarded")
 	})
 }

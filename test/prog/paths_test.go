@@ -125,12 +125,8 @@ func TestPathsAreNotConfused(t *testing.T) {
 			// What cannot be masqueraded is dropped on its way to the world, and left to the stack on its way to the node.
 			p := packet{proto: 47, src: podB, dst: fmt.Sprintf("100.64.%d.%d", i>>8, i&0xff), payload: make([]byte, 28)}
 			p.macTo, p.macFrom = l.mac, l.peer
-			want := uint32(actShot)
-			if i%2 == 0 {
-				want = actUnspec
-			}
-			if got := b.act(wire.FromPod, l.index, p.bytes(b.family)); got != want {
-				t.Fatalf("to %s: action %d, want %d", p.dst, int32(got), int32(want))
+			if got := b.act(wire.FromPod, l.index, p.bytes(b.family)); (got == actUnspec) != (i%2 == 0) {
+				t.Fatalf("to %s: action %d", p.dst, int32(got))
 			}
 		}
 	})

@@ -122,7 +122,7 @@ func (s *storm) step(d wire.Direction) {
 		s.Fatalf("%v: % x: %v", d, frame, err)
 	}
 	counted := action
-	if isReset(frame, options.DataOut) || isTold(frame, options.DataOut) {
+	if isReset(frame, options.DataOut) || isTold(frame, options.DataOut) || isTurnedAway(frame, options.DataOut) {
 		counted = actShot
 	}
 	n, size := s.actions[d][counted], len(frame)
@@ -175,7 +175,7 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 	if action == actShot || !ok {
 		return nil
 	}
-	if isReset(in, out) {
+	if isReset(in, out) || isTurnedAway(in, out) {
 		return sumsValid(out)
 	}
 	if isTold(in, out) {
@@ -286,17 +286,22 @@ func isReset(in, out []byte) bool {
 }
 
 // isTold says whether the error that a packet is too big stands in its place.
-func isTold(in, out []byte) bool {
+func isTold(in, out []byte) bool { return isErrorAbout(in, out, kind{3, 4}) }
+
+// isTurnedAway says whether the error that the host is unreachable does.
+func isTurnedAway(in, out []byte) bool { return isErrorAbout(in, out, hostUnreachable) }
+
+func isErrorAbout(in, out []byte, k kind) bool {
 	sent, err := read(in)
 	if err != nil {
 		return false
 	}
 	quoted := min(len(sent.ip), 128)
 	v, err := read(out)
-	kind := each(sent.family, []byte{3, 4}, []byte{2, 0})
+	k = sent.family.kind(k)
 	// A packet of IPv6 that says that it has no payload may be a jumbogram, of which more is quoted.
 	return err == nil && v.family == sent.family && v.proto == wire.ICMP && v.dst == sent.src && len(v.l4) >= 8+quoted &&
-		bytes.Equal(v.l4[:2], kind) && bytes.HasPrefix(in[14:], v.l4[8:])
+		kind(v.l4[:2]) == k && bytes.HasPrefix(in[14:], v.l4[8:])
 }
 
 // noPodToWorld refuses a packet to the world with a pod's address, unless the world has opened its flow.

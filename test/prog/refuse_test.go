@@ -18,6 +18,7 @@ const sctpProto = wire.Protocol(132)
 
 // The errors about what has been sent to a Service.
 var (
+	hostUnreachable = kind{3, 1}
 	portUnreachable = kind{3, 3}
 	timeExceeded    = kind{11, 0}
 )
@@ -39,6 +40,23 @@ func (r result) says(k kind) {
 	must(r.b, err)
 	if want := r.b.errorFrom(k, sent.dst, sent.src, r.in); !r.answered() || !bytes.Equal(r.frame, want) {
 		r.b.Errorf("%s: told\n% x, want\n% x", describe(r.in), r.frame, want)
+	}
+}
+
+// turnedAway has a pod send what is not masqueraded, of which the node tells it.
+func (b *bed) turnedAway(p packet, what string) {
+	b.Helper()
+	defer func(before bool) { b.answers = before }(b.answers)
+	b.answers = true
+	r := b.fromPod(p).is(what)
+	if b.Family == wire.IPv4 && p.fragment&^(moreFragments|dontFragment) != 0 { // RFC 1122, section 3.2.2
+		if r.answered() {
+			b.Errorf("%s: an error about a later fragment", describe(r.in))
+		}
+		return
+	}
+	if want := b.errorFrom(hostUnreachable, nodeIP, p.src, r.in); !r.answered() || !bytes.Equal(r.frame, want) {
+		b.Errorf("%s: told\n% x, want\n% x", describe(r.in), r.frame, want)
 	}
 }
 

@@ -184,6 +184,7 @@ func actionOf(d wire.Direction, what string) uint32 {
 // answerable are the drops of which a pod may be told by a packet in the place of its own.
 var answerable = []string{
 	"drop NO_MAPPING", "drop TOO_BIG", "drop NO_BACKEND", "drop NO_SERVICE_PORT", "drop BACKEND_GONE", "drop SERVICE_TTL",
+	"drop UNKNOWN_PROTOCOL", "drop SNAT_EXHAUSTED", "drop SNAT_LIMIT", "drop SNAT_FULL", "drop PORT_LIMIT",
 }
 
 // answered says whether an answer stands in the place of a packet that was dropped.

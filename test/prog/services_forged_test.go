@@ -117,9 +117,12 @@ func TestServicePortsUsedUp(t *testing.T) {
 	for i := range uint16(ports) {
 		b.fromPod(udp(podA, 50000+i, vip, 53)).is("forwarded")
 	}
-	for range 1 + more {
+	b.turnedAway(udp(podA, 50000, vip2, 53), "drop SNAT_EXHAUSTED")
+	for range more {
+		b.answers = true // until those of a pod are used up
 		b.fromPod(udp(podA, 50000, vip2, 53)).is("drop SNAT_EXHAUSTED")
 	}
+	b.answers = false
 	if n := b.counters(wire.FromPod)[traffic.SnatRetried.String()].Packets; n == 0 || n > 128+more {
 		t.Errorf("%d ports were tried", n)
 	}

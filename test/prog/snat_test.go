@@ -114,7 +114,7 @@ func TestPortsExhausted(t *testing.T) {
 				taken[port] = holder{c.pod, 1 + i}
 			}
 			if c.pod != podC { // what is left of so few ports is too little for a sample of them to tell
-				b.fromPod(tcp(c.pod, 30000, world, 53, syn)).is("drop PORT_LIMIT")
+				b.turnedAway(tcp(c.pod, 30000, world, 53, syn), "drop PORT_LIMIT")
 			}
 		}
 		b.count(9, 0)
@@ -130,7 +130,7 @@ func TestOnePort(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withPorts(50000, 50000))
 		b.fromPod(udp(podA, 7, world, 53)).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
-		b.fromPod(udp(podB, 7, world, 53)).is("drop SNAT_EXHAUSTED")
+		b.turnedAway(udp(podB, 7, world, 53), "drop SNAT_EXHAUSTED")
 		b.fromUplink(udp(world, 53, nodeIP, 49999)).is("stack")
 		b.fromUplink(udp(world, 53, nodeIP, 50001)).is("stack")
 	})
@@ -167,9 +167,9 @@ func TestHeldPort(t *testing.T) {
 func TestNoPorts(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withPorts(1, 0), withHeldPorts(40000, 50000))
-		b.fromPod(udp(podA, 7, world, 53)).is("drop SNAT_EXHAUSTED")
-		b.fromPod(tcp(podB, 40000, world, 80, syn)).is("drop SNAT_EXHAUSTED")
-		b.fromPod(ping(podA, 7, world)).is("drop SNAT_EXHAUSTED")
+		b.turnedAway(udp(podA, 7, world, 53), "drop SNAT_EXHAUSTED")
+		b.turnedAway(tcp(podB, 40000, world, 80, syn), "drop SNAT_EXHAUSTED")
+		b.turnedAway(ping(podA, 7, world), "drop SNAT_EXHAUSTED")
 		b.empty()
 	})
 }
@@ -179,7 +179,7 @@ func TestDeadPodHoldsNoPort(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withPorts(50000, 50000))
 		b.fromPod(udp(podA, 7, world, 53)).is("forwarded")
-		b.fromPod(udp(podB, 7, world, 53)).is("drop SNAT_EXHAUSTED")
+		b.turnedAway(udp(podB, 7, world, 53), "drop SNAT_EXHAUSTED")
 		b.deletePod(podA)
 		p := udp(podB, 7, world, 53)
 		r := b.fromPod(p).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
@@ -196,9 +196,9 @@ func TestRefusalIsKept(t *testing.T) {
 		const lifetime = time.Second
 		b := newBed(t, f, withPorts(50000, 50000), withPaths(lifetime))
 		b.fromPod(udp(podA, 7, world, 53)).is("forwarded")
-		b.fromPod(udp(podB, 7, world, 53)).is("drop SNAT_EXHAUSTED")
+		b.turnedAway(udp(podB, 7, world, 53), "drop SNAT_EXHAUSTED")
 		b.deletePod(podA)
-		b.fromPod(udp(podB, 7, world, 53)).is("drop SNAT_EXHAUSTED")
+		b.turnedAway(udp(podB, 7, world, 53), "drop SNAT_EXHAUSTED")
 		b.fromPod(udp(podB, 7, world, 54)).is("forwarded")
 		time.Sleep(lifetime + 100*time.Millisecond)
 		b.fromPod(udp(podB, 7, world, 53)).is("forwarded")

@@ -68,6 +68,7 @@ func TestOtherProtocolsOnEveryWay(t *testing.T) {
 		for _, proto := range []wire.Protocol{4, 41, 47, 50, 51, 132, 253} {
 			p := packet{proto: proto, payload: []byte("neither ports nor a checksum that anybody knows")}
 			for _, w := range ways {
+				b.answers = w.masqueraded
 				r := w.by(b, w.turned(p))
 				want := w.want
 				if w.masqueraded {

@@ -264,6 +264,8 @@ func (r *run) problem(p path, h heard) string {
 		what = fmt.Sprintf("%s (%d)", tooBig, c.mtu)
 	case lab.TimeExceeded[p.family]:
 		what = timeExceeded
+	case lab.HostUnreachable[p.family]:
+		what = unreachable
 	}
 	text := what + " from " + name
 	if r.network.Names[c.source] != ends[p.kind].from || c.quoteTo != p.sent[1].Addr() {

@@ -17,6 +17,7 @@ import (
 
 const (
 	timeExceeded = "time exceeded"
+	unreachable  = "host unreachable"
 	tooBig       = "too big"
 	tooBigHere   = "too big for the sender's interface"
 )
@@ -224,12 +225,15 @@ func of(protocol uint8, body func([]byte) []byte) func(path, []byte) packet {
 	}
 }
 
-// unknownProtocol: without ports there is nothing to masquerade by.
+// unknownProtocol: without ports there is nothing to masquerade by. Of what netfilter may have translated the sender can't be told.
 func unknownProtocol(p path) outcome {
-	if p.kind == ToWorld {
-		return dropped(drops.UnknownProtocol, 1)
+	switch {
+	case p.kind != ToWorld:
+		return arrives
+	case p.network.Style == Programs:
+		return outcome{what: answered(unreachable, "node").what, counted: drops.UnknownProtocol, packets: 1}
 	}
-	return arrives
+	return dropped(drops.UnknownProtocol, 1)
 }
 
 // oneFlowOfTwo: netfilter masquerades by the address alone, and then cannot tell from that flow what the world opens.
