@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"strings"
@@ -19,6 +20,9 @@ var (
 	secondSubnet = [wire.Families][2]string{{"10.77.0.11/24", "10.77.0.254/24"}, {"2001:db8:77::11/64", "2001:db8:77::254/64"}}
 	secondUplink = [wire.Families][2]string{{"10.78.0.11/24", "10.78.0.254/24"}, {"2001:db8:78::11/64", "2001:db8:78::254/64"}}
 )
+
+// endLimit is how long a flow may outlive its address: passes of the agent follow each other after a second, and flows are looked at as often.
+const endLimit = 3 * answerLimit
 
 func addrOf(text string) netip.Addr { return netip.MustParsePrefix(text).Addr() }
 
@@ -128,14 +132,36 @@ func (o old) keeps(t *testing.T, address netip.Addr) {
 // ends asserts that the datagrams go on from another address, and that the connection is reset.
 func (o old) ends(t *testing.T, address netip.Addr) {
 	t.Helper()
-	eventually(t, answerLimit, "datagrams come from "+address.String(), func() bool {
+	eventually(t, endLimit, "datagrams come from "+address.String(), func() bool {
 		seen, err := o.udp.Echo(within(t, time.Second/2), 100)
 		return err == nil && seen.Addr() == address
 	})
-	eventually(t, answerLimit, "the connection is reset", func() bool {
+	eventually(t, endLimit, "the connection is reset", func() bool {
 		err := o.tcp.Echo(within(t, 3*time.Second), 100)
 		return err != nil && strings.Contains(err.Error(), "reset")
 	})
+}
+
+// addUplink joins the first node and the outside host by a second link, of the same name at both.
+func addUplink(t *testing.T, l *lab.Lab, name string) {
+	t.Helper()
+	outside, err := os.Open(l.Outside.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer outside.Close()
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name, PeerNamespace: netlink.NsFd(outside.Fd())}
+	if err := l.Nodes[0].Netlink().LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	runOn(t, l.Nodes[0], "ip", "link", "set", name, "up")
+	peer, err := l.Outside.Netlink().LinkByName(name)
+	if err == nil {
+		err = l.Outside.Netlink().LinkSetUp(peer)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Flows keep their address as long as their uplink has it. When it has another instead, or the route leads over another uplink,
@@ -144,23 +170,7 @@ func TestFlowsEndWithTheirAddress(t *testing.T) {
 	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1, Families: families}, drops.NoSnatAddress, drops.NoMapping)
 	node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
-	outside, err := os.Open(l.Outside.Path())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer outside.Close()
-	second := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "second"}, PeerName: "second", PeerNamespace: netlink.NsFd(outside.Fd())}
-	if err := node.Netlink().LinkAdd(second); err != nil {
-		t.Fatal(err)
-	}
-	runOn(t, node, "ip", "link", "set", "second", "up")
-	peer, err := l.Outside.Netlink().LinkByName("second")
-	if err == nil {
-		err = l.Outside.Netlink().LinkSetUp(peer)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	addUplink(t, l, "second")
 	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
 		at, all := serveOver(t, l.Outside, family), everywhere[family].String()
 		internal, subnet := node.AddrOf(family), secondSubnet[family]
@@ -216,5 +226,41 @@ func TestSnatAddress(t *testing.T) {
 			return err == nil && seen.Addr() == chosen[family]
 		})
 		live.keeps(t, chosen[family])
+	})
+}
+
+// Of datagrams over two next hops those over the one that goes have the other's address from then on, and the others go on.
+func TestFlowsEndWithTheirNextHop(t *testing.T) {
+	t.Parallel()
+	l := startCluster(t, lab.Options{Nodes: 1, Families: families}, drops.NoMapping)
+	node := l.Nodes[0]
+	addUplink(t, l, "second")
+	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+		at, all, gateway := serveOver(t, l.Outside, family), everywhere[family].String(), lab.GatewayAddr[family].String()
+		stays, goes := node.AddrOf(family), addrOf(secondUplink[family][0])
+		join(t, l, "second", "second", secondUplink[family])
+		runOn(t, node, "ip", "route", "replace", all, "nexthop", "via", gateway, "dev", lab.Uplink,
+			"nexthop", "via", addrOf(secondUplink[family][1]).String(), "dev", "second")
+		flows := map[netip.Addr]*lab.UDPConn{}
+		eventually(t, 4*answerLimit, "pods come from both uplinks", func() bool {
+			pod := addPod(t, node, fmt.Sprintf("%s-%d", strings.ToLower(family.Name()), len(node.Pods())))
+			flow, err := pod.DialUDP(at, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { flow.Close() })
+			seen, err := flow.Echo(within(t, time.Second), 100)
+			if err == nil { // not lost before the programs were on the new uplink
+				flows[seen.Addr()] = flow
+			}
+			return flows[stays] != nil && flows[goes] != nil
+		})
+		runOn(t, node, "ip", "route", "replace", all, "via", gateway, "dev", lab.Uplink)
+		eventually(t, endLimit, "datagrams come from "+stays.String(), func() bool {
+			seen, err := flows[goes].Echo(within(t, time.Second/2), 100)
+			return err == nil && seen.Addr() == stays
+		})
+		seen, err := flows[stays].Echo(within(t, time.Second), 100)
+		assertSeen(t, "over the other next hop", seen, err, stays)
 	})
 }
