@@ -272,6 +272,14 @@ func (c *UDPConn) Echo(ctx context.Context, size int) (seen netip.AddrPort, err 
 	return netip.ParseAddrPort(string(line))
 }
 
+// Drain discards answers that have come too late for their Echo.
+func (c *UDPConn) Drain() {
+	late := make([]byte, 1<<16)
+	for err := c.SetReadDeadline(time.Now().Add(10 * time.Millisecond)); err == nil; {
+		_, err = c.Read(late)
+	}
+}
+
 // UDP has one datagram of the given size echoed by a Server and returns the address that the server saw.
 func (ns *Namespace) UDP(ctx context.Context, to netip.AddrPort, size int) (seen netip.AddrPort, err error) {
 	conn, err := ns.DialUDP(to, 0)
