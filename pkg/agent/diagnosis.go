@@ -54,7 +54,7 @@ type circumstances struct {
 // diagnose finds the network problems of a node. It is pure.
 func diagnose(c circumstances) (found []observe.NetworkProblem) {
 	for _, check := range []func(circumstances) []observe.NetworkProblem{
-		circumstances.withoutAddress, circumstances.waysPastUplinks, circumstances.slowPaths, circumstances.strayPods, circumstances.ownNode, circumstances.forwardDropped,
+		circumstances.withoutAddress, circumstances.uselessAddresses, circumstances.waysPastUplinks, circumstances.slowPaths, circumstances.strayPods, circumstances.ownNode, circumstances.forwardDropped,
 		circumstances.scarcePorts, circumstances.refusedFlows,
 	} {
 		found = append(found, check(c)...)
@@ -119,6 +119,21 @@ func (c circumstances) withoutAddress() (found []observe.NetworkProblem) {
 				Text: fmt.Sprintf("%s: pods' %s packets to the world over it are dropped (NO_SNAT_ADDRESS)", lacks, f.Name()),
 			})
 		}
+	}
+	return found
+}
+
+// uselessAddresses finds addresses of --snat-address that are for an interface that is no uplink.
+func (c circumstances) uselessAddresses() (found []observe.NetworkProblem) {
+	for _, a := range c.cfg.SnatAddresses {
+		if a.Uplink == "" || slices.ContainsFunc(c.view.uplinks, func(l plan.Link) bool { return l.Name == a.Uplink }) {
+			continue
+		}
+		found = append(found, observe.NetworkProblem{
+			Reason: noUplinkAddress, About: a.Uplink + " " + a.Addr.String(),
+			Text:   fmt.Sprintf("--snat-address names %s for %s, which is no uplink: it is not used", a.Addr, a.Uplink),
+			Remedy: "name an uplink, of which ebpfctl status has a list, or start the agent without this address",
+		})
 	}
 	return found
 }

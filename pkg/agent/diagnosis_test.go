@@ -69,6 +69,9 @@ func TestDiagnose(t *testing.T) {
 	}{
 		"healthy":                             {func(*circumstances) {}, nil},
 		"no IPv6 address":                     {func(c *circumstances) { c.withoutAddressOf(wire.IPv6) }, []string{"no_uplink_address eth0 IPv6"}},
+		"an address for no uplink": {func(c *circumstances) {
+			c.cfg.SnatAddresses = []SnatAddress{{Uplink: "eth9", Addr: netip.MustParseAddr("192.0.2.9")}}
+		}, []string{"no_uplink_address eth9 192.0.2.9"}},
 		"no IPv4 address":                     {func(c *circumstances) { c.withoutAddressOf(wire.IPv4) }, []string{"no_uplink_address eth0 IPv4"}},
 		"no address, not masqueraded":         {func(c *circumstances) { c.withoutAddressOf(wire.IPv6); c.cfg.Masquerade[wire.IPv6] = false }, nil},
 		"no address of a family without pods": {func(c *circumstances) { c.withoutAddressOf(wire.IPv6); c.plan.Standing.Own = c.plan.Standing.Own[:1] }, nil},

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -260,6 +261,17 @@ func (v *view) sourceAddresses() (all []plan.Address) {
 	return all
 }
 
+// ruledBySource are, of tables that rules lead to by a packet's source alone, the sources.
+func (v *view) ruledBySource() map[int][]netip.Prefix {
+	sources, byOthers := map[int][]netip.Prefix{}, map[int]bool{}
+	for _, r := range v.rules {
+		sources[r.Table] = append(sources[r.Table], r.From)
+		byOthers[r.Table] = byOthers[r.Table] || !r.From.IsValid()
+	}
+	maps.DeleteFunc(sources, func(table int, _ []netip.Prefix) bool { return byOthers[table] })
+	return sources
+}
+
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
 	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Bridges: v.bridges, Addresses: v.sourceAddresses(), Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
@@ -277,6 +289,7 @@ func (v *view) facts() plan.Facts {
 	for _, r := range v.others {
 		f.Others = append(f.Others, kernelRoute(r))
 	}
+	f.Sources = v.ruledBySource()
 	for _, p := range v.policies {
 		f.Policies = append(f.Policies, plan.Policy{Src: p.Src.Masked(), Dst: p.Dst.Masked(), Out: p.Out, Required: p.Required})
 	}

@@ -19,6 +19,8 @@ type Rule struct {
 	Unseen string
 	// Marks are the bits of a packet's mark that the rule asks for, set or not. Lookups of the programs are for mark 0.
 	Marks uint32
+	// From is the only prefix that sources which the rule matches are in; invalid: there is none.
+	From netip.Prefix
 }
 
 // seen are the attributes that a lookup by interface, addresses and protocol takes into account, and those that match
@@ -90,6 +92,9 @@ func parseRule(m []byte) (r Rule, err error) {
 	for _, a := range attrs {
 		kind := a.Attr.Type & nl.NLA_TYPE_MASK
 		switch {
+		case kind == unix.FRA_SRC && head.Flags&unix.FIB_RULE_INVERT == 0:
+			addr, _ := netip.AddrFromSlice(a.Value)
+			r.From = netip.PrefixFrom(addr, int(head.Src_len))
 		case kind == unix.FRA_PRIORITY && len(a.Value) == 4:
 			r.Priority = int(binary.NativeEndian.Uint32(a.Value))
 		case kind == unix.FRA_TABLE && len(a.Value) == 4:

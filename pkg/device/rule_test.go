@@ -30,7 +30,7 @@ func TestRules(t *testing.T) {
 	inside(t)
 	before, err := Rules(IPv4)
 	must(t, err)
-	if diff := cmp.Diff([]Rule{{0, 255, "", 0}, {32766, 254, "", 0}, {32767, 253, "", 0}}, before); diff != "" {
+	if diff := cmp.Diff([]Rule{{Table: 255}, {Priority: 32766, Table: 254}, {Priority: 32767, Table: 253}}, before, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Errorf("the kernel's own rules (-want +got):\n%s", diff)
 	}
 	prefix, mask := cidr("10.1.0.0/16"), uint32(0xf0)
@@ -63,7 +63,11 @@ func TestRules(t *testing.T) {
 		must(t, netlink.RuleAdd(rule))
 		rules, err := Rules(IPv4)
 		must(t, err)
-		if diff := cmp.Diff([]Rule{before[0], {100, 77, c.want, c.marks}, before[1], before[2]}, rules); diff != "" {
+		var from netip.Prefix
+		if rule.Src != nil && !rule.Invert {
+			from = netip.MustParsePrefix("10.1.0.0/16")
+		}
+		if diff := cmp.Diff([]Rule{before[0], {100, 77, c.want, c.marks, from}, before[1], before[2]}, rules, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", rule, diff)
 		}
 		must(t, netlink.RuleDel(rule))

@@ -112,6 +112,8 @@ type builder struct {
 	holders map[netip.Addr]uint32
 	// keptDefault says of which family a default route counts that is missing.
 	keptDefault FamilySet
+	// unkept is how many destinations have a source address of their own for which map sources has no room.
+	unkept int
 	// narrowest is the uplink that the pods' MTU goes by.
 	narrowest Link
 }

@@ -19,6 +19,9 @@ import (
 // written before old ones go.
 const mostSources = 2048
 
+// mostChoices is how many of IPv6 a source is chosen from, since each is compared with each: the uplink's first ones.
+const mostChoices = 64
+
 // labels are the prefixes of RFC 6724, section 2.1, that have a label of their own. A source with the destination's label is preferred.
 var labels = []netip.Prefix{
 	netip.MustParsePrefix("fc00::/7"), netip.MustParsePrefix("2001::/32"), netip.MustParsePrefix("2002::/16"),
@@ -98,15 +101,33 @@ func (b *builder) uplinks() {
 		}
 		b.r.Uplinks[uplinks.Key{Ifindex: l.Index}] = v
 	}
-	if over := len(b.r.Exceptions) - mostSources; over > 0 {
-		b.notes = append(b.notes, fmt.Sprintf("%d destinations too many have a source address of their own; packets to them are masqueraded to the uplink's", over))
+	if b.unkept > 0 {
+		b.notes = append(b.notes, fmt.Sprintf("%d destinations too many have a source address of their own; packets to them are masqueraded to the one of a wider prefix", b.unkept))
 	}
 }
 
-// eachHop calls do for each route and next hop, those of the main table first, with Index and Via of the next hop.
+// isForPods reports whether a rule may lead packets of pods to a table.
+func (b *builder) isForPods(table int) bool {
+	only, selected := b.in.Facts.Sources[table]
+	return !selected || slices.ContainsFunc(only, func(from netip.Prefix) bool {
+		return slices.ContainsFunc(b.r.Standing.Own, from.Overlaps)
+	})
+}
+
+// eachHop calls do for each route and next hop that packets of pods may take, those of the main table first, with Index and Via of the
+// next hop.
 func (b *builder) eachHop(do func(KernelRoute)) {
+	tables := map[int]bool{}
 	for _, routes := range [][]KernelRoute{b.in.Facts.Routes, b.in.Facts.Others} {
 		for _, r := range routes {
+			forPods, known := tables[r.Table]
+			if !known {
+				forPods = b.isForPods(r.Table)
+				tables[r.Table] = forPods
+			}
+			if !forPods {
+				continue
+			}
 			if r.Index != 0 {
 				do(r)
 			}
@@ -151,6 +172,10 @@ func (b *builder) chooser(l Link, f wire.Family) *chooser {
 		deprecated = func(Address) bool { return false } // they are better than none
 	}
 	c.addresses = slices.DeleteFunc(own, deprecated)
+	if over := len(c.addresses) - mostChoices; f == wire.IPv6 && over > 0 {
+		c.addresses = c.addresses[:mostChoices]
+		b.notes = append(b.notes, fmt.Sprintf("%s has %d IPv6 addresses too many to choose one to masquerade to from all of them: --snat-address names one", l.Name, over))
+	}
 	c.main = c.choose(everything[f], KernelRoute{})
 	return c
 }
@@ -245,9 +270,12 @@ func (b *builder) exceptions(c *chooser) {
 		if wider, _ := choices.LookupPrefix(p); p.Bits() == 0 || choice == wider {
 			continue
 		}
-		if choices.Insert(p, choice); len(b.r.Exceptions) < mostSources {
-			b.r.Exceptions[sources.KeyFrom(c.link.Index, p)] = sources.Value{Address: wire.AddrFrom(choice)}
+		if len(b.r.Exceptions) == mostSources {
+			b.unkept++
+			continue
 		}
+		choices.Insert(p, choice)
+		b.r.Exceptions[sources.KeyFrom(c.link.Index, p)] = sources.Value{Address: wire.AddrFrom(choice)}
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -147,6 +149,37 @@ func TestSnatAddress(t *testing.T) {
 		if got, want := sourceOf(r, 2, netip.MustParseAddr("2001:db8:9::1")), netip.MustParseAddr("2001:db8:1::1"); got != want {
 			t.Errorf("%s, the other family: %s, want %s", name, got, want)
 		}
+	}
+}
+
+// A table that rules lead to by a source alone that no pod has decides nothing for pods.
+func TestTablesOfOtherSources(t *testing.T) {
+	chosen, other := netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("192.0.2.2")
+	in := withAddresses([]KernelRoute{over("0.0.0.0/0", "via", "10.9.0.1")}, on(2, "10.9.0.2/24"), on(2, "192.0.2.2/24"))
+	half := over("128.0.0.0/1", "via", "192.0.2.1")
+	half.Table = 101
+	in.Facts.Others = []KernelRoute{half}
+	for from, want := range map[string]netip.Addr{"192.0.2.2/32": chosen, "10.244.1.0/24": other, "10.0.0.0/8": other} {
+		in.Facts.Sources = map[int][]netip.Prefix{101: {netip.MustParsePrefix(from)}}
+		if got := sourceOf(Make(in), 2, netip.MustParseAddr("203.0.113.1")); got != want {
+			t.Errorf("with a table for packets from %s: %s, want %s", from, got, want)
+		}
+	}
+	in.Facts.Sources = nil
+	if got := sourceOf(Make(in), 2, netip.MustParseAddr("203.0.113.1")); got != other {
+		t.Errorf("with a table for all packets: %s, want %s", got, other)
+	}
+}
+
+// What map sources has no room for is said.
+func TestTooManySources(t *testing.T) {
+	routes := []KernelRoute{over("0.0.0.0/0", "via", "10.9.0.1")}
+	for i := range mostSources + 10 {
+		routes = append(routes, over(fmt.Sprintf("198.18.%d.%d/32", i>>8, i&0xff), "via", "192.0.2.1"))
+	}
+	r := Make(withAddresses(routes, on(2, "10.9.0.2/24"), on(2, "192.0.2.2/24")))
+	if len(r.Exceptions) != mostSources || !slices.ContainsFunc(r.Notes, func(n string) bool { return strings.HasPrefix(n, "10 destinations too many") }) {
+		t.Errorf("%d exceptions, notes %q", len(r.Exceptions), r.Notes)
 	}
 }
 
