@@ -209,6 +209,16 @@ EC_CALL bool answer_error(struct __sk_buff *ctx, struct scratch *s, const struct
 	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->error.icmp, len, 0);
 }
 
+/* Has the frame go back to its sender. */
+EC_CALL bool answer_swap_macs(struct __sk_buff *ctx)
+{
+	__u8 macs[2 * ETH_ALEN];
+
+	return !bpf_skb_load_bytes(ctx, 0, macs + ETH_ALEN, ETH_ALEN) &&
+	       !bpf_skb_load_bytes(ctx, ETH_ALEN, macs, ETH_ALEN) &&
+	       !bpf_skb_store_bytes(ctx, 0, macs, sizeof(macs), 0);
+}
+
 /*
  * Sends the answer to where the packet came from, which is no pod: the neighbour on an uplink, the far end of the
  * tunnel, or the host's stack, as if it arrived by the uplink that the packet was leaving by. Returns a TC action.
@@ -217,10 +227,8 @@ EC_CALL int answer_back(struct __sk_buff *ctx, const struct scratch *s)
 {
 	const struct config *config = config_get();
 	struct destination *to;
-	__u8 macs[2 * ETH_ALEN];
 
-	if (!config || bpf_skb_load_bytes(ctx, 0, macs + ETH_ALEN, ETH_ALEN) ||
-	    bpf_skb_load_bytes(ctx, ETH_ALEN, macs, ETH_ALEN) || bpf_skb_store_bytes(ctx, 0, macs, sizeof(macs), 0))
+	if (!config || !answer_swap_macs(ctx))
 		return EC_ACT_SHOT;
 	ctx->mark |= cfg.mark;
 	if (s->direction == DIRECTION_FROM_TUNNEL) {
@@ -236,9 +244,14 @@ EC_INLINE int answer_send(struct __sk_buff *ctx, const struct scratch *s, const 
 {
 	if (!s->owner.ifindex)
 		return answer_back(ctx, s);
-	/* pod_mac and host_mac are adjacent, in the order of the Ethernet header. */
-	if (bpf_skb_store_bytes(ctx, 0, dev->pod_mac, 12, 0))
+	if (path_is_bridge(dev->pod_mac)) {
+		/* What the stack has forwarded has lost the container's address. */
+		if (s->direction != DIRECTION_FROM_POD || !answer_swap_macs(ctx))
+			return EC_ACT_SHOT;
+	} else if (bpf_skb_store_bytes(ctx, 0, dev->pod_mac, 12, 0)) {
+		/* pod_mac and host_mac are adjacent, in the order of the Ethernet header. */
 		return EC_ACT_SHOT;
+	}
 	return bpf_redirect(s->owner.ifindex, 0);
 }
 

@@ -12,7 +12,7 @@
 #define QUOTA_SAMPLES 128
 
 /* How many more are, until one is found whose flow has ended or may give way. */
-#define QUOTA_TRIES 1024
+#define QUOTA_TRIES 256
 
 /* Of so many of the holder's flows the stalest gives way. */
 #define QUOTA_SPARES 8

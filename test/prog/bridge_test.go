@@ -77,6 +77,7 @@ func TestBridgeVerdicts(t *testing.T) {
 			{"a container's own address", tcp(neighbourL, 40000, lodger, 80, syn), "drop SPOOFED_SOURCE"},
 			{"the bridge's address", tcp(bridgeIP, 40000, lodger, 80, syn), "drop SPOOFED_SOURCE"},
 		})
+		b.turnedAway(packet{proto: 47, src: lodger, dst: world, payload: make([]byte, 8)}, "drop UNKNOWN_PROTOCOL")
 	})
 }
 
