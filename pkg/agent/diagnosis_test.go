@@ -67,8 +67,8 @@ func TestDiagnose(t *testing.T) {
 		spoil func(c *circumstances)
 		want  []string // reason and object of each
 	}{
-		"healthy":                             {func(*circumstances) {}, nil},
-		"no IPv6 address":                     {func(c *circumstances) { c.withoutAddressOf(wire.IPv6) }, []string{"no_uplink_address eth0 IPv6"}},
+		"healthy":         {func(*circumstances) {}, nil},
+		"no IPv6 address": {func(c *circumstances) { c.withoutAddressOf(wire.IPv6) }, []string{"no_uplink_address eth0 IPv6"}},
 		"an address for no uplink": {func(c *circumstances) {
 			c.cfg.SnatAddresses = []SnatAddress{{Uplink: "eth9", Addr: netip.MustParseAddr("192.0.2.9")}}
 		}, []string{"no_uplink_address eth9 192.0.2.9"}},

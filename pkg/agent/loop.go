@@ -35,6 +35,7 @@ type loop struct {
 	standing  plan.Standing
 	published observe.Cluster // what the file for ebpfctl contains
 	left      stamp           // of that file, as this agent left it; zero: it has not yet
+	content   []byte          // of that file, as this agent wrote it; nil: it has not yet
 
 	cluster    *clusterController
 	uplinks    *uplinkController

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -43,20 +44,30 @@ func (l *loop) publish(notReady string, degraded map[string]string) error {
 	asLeft := l.isAsLeft()
 	// By the file's time stamp ebpfctl sees that the loop still goes round. Setting it needs no room on a full disk.
 	err := os.Chtimes(path, time.Time{}, time.Now())
-	if asLeft {
-		l.left = stampOf(path)
+	if asLeft && l.content != nil {
+		l.leave(path)
 	}
 	if err == nil && asLeft && reflect.DeepEqual(c, l.published) {
 		return nil
 	}
-	if err := writeCluster(path, c); err != nil {
+	content, err := writeCluster(path, c)
+	if err != nil {
 		return err
 	}
 	if !asLeft {
 		l.log.Warn("the file for ebpfctl was changed or removed, and is written again", "file", path)
 	}
-	l.published, l.left = c, stampOf(path)
+	l.published, l.content = c, content
+	l.leave(path)
 	return nil
+}
+
+// leave notes the file as this agent leaves it. One that others have changed since it was written counts as changed.
+func (l *loop) leave(path string) {
+	l.left = stampOf(path)
+	if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, l.content) {
+		l.left = stamp{size: -1} // which no file has
+	}
 }
 
 // levelNames are what the levels are called in the file for ebpfctl.
@@ -115,16 +126,18 @@ func publishStarting(stateDir string) (c observe.Cluster, err error) {
 		c = observe.Cluster{} // none yet, or none that can be used: it will be written anew
 	}
 	c.NotReady, c.Degraded, c.NetworkProblems, c.Lost, c.APIServer = starting, nil, nil, time.Time{}, ""
-	return c, writeCluster(path, c)
+	_, err = writeCluster(path, c)
+	return c, err
 }
 
-func writeCluster(path string, c observe.Cluster) error {
-	content, err := json.Marshal(c)
+func writeCluster(path string, c observe.Cluster) (content []byte, err error) {
+	content, err = json.Marshal(c)
 	if err != nil {
-		return fmt.Errorf("encode the file for ebpfctl: %w", err)
+		return nil, fmt.Errorf("encode the file for ebpfctl: %w", err)
 	}
-	if err := replaceFile(path, append(content, '\n')); err != nil {
-		return fmt.Errorf("write the file for ebpfctl: %w", err)
+	content = append(content, '\n')
+	if err := replaceFile(path, content); err != nil {
+		return nil, fmt.Errorf("write the file for ebpfctl: %w", err)
 	}
-	return nil
+	return content, nil
 }

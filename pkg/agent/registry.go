@@ -61,7 +61,7 @@ func (a *agent) waits() func(error) {
 			a.log.Warn("the network's configuration is not to be had", "error", err)
 		}
 		a.published.NotReady = "the agent is starting: " + err.Error()
-		if err := writeCluster(filepath.Join(a.cfg.State, observe.ClusterFile), a.published); err != nil { // no packet and no pod depends on it
+		if _, err := writeCluster(filepath.Join(a.cfg.State, observe.ClusterFile), a.published); err != nil { // no packet and no pod depends on it
 			a.log.Warn("the file for ebpfctl can't be written", "error", err)
 		}
 	}

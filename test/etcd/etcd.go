@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,7 +36,15 @@ func Start(tb testing.TB) *Server {
 		}
 		tb.Skip(err)
 	}
-	p := New(tb.TempDir(), freePort(tb), func(f func() error) error { return f() })
+	var p *Process
+	for range 5 { // a port may be taken between the look and the start
+		p = New(tb.TempDir(), freePort(tb), func(f func() error) error { return f() })
+		if err := p.Start(tb.Context()); err == nil {
+			break
+		} else if !strings.Contains(p.LogTail(), "address already in use") {
+			tb.Fatal(err)
+		}
+	}
 	client, err := p.Client()
 	if err != nil {
 		tb.Fatal(err)
@@ -48,7 +57,6 @@ func Start(tb testing.TB) *Server {
 			tb.Log(p.LogTail())
 		}
 	})
-	s.Start()
 	return s
 }
 
