@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # go test of packages of the module in the working directory, for tests that need root. Packages run two at a time, since most
-# tests wait for the kernel longer than they compute. A package's own run one after the other, unless more flags say otherwise; those
-# of test/e2e that say that they can stand beside each other run two at a time, since it is alone in its module. The benchmark's measure.
+# tests wait for the kernel longer than they compute. A package's own run one after the other, unless more flags say otherwise:
+# those of the lab can stand beside each other, but some of them still time what others delay. The benchmark's measure.
 set -euo pipefail
 
 abreast=(-p 2 -parallel 1)
-[[ $PWD != */test/e2e ]] || abreast=(-parallel 2)
 [[ $PWD != */tools/bench ]] || abreast=(-p 1)
 exec go test "${abreast[@]}" -count 1 "$@"
