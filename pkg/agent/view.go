@@ -263,12 +263,12 @@ func (v *view) sourceAddresses() (all []plan.Address) {
 
 // ruledBySource are, of tables that rules lead to by a packet's source alone, the sources.
 func (v *view) ruledBySource() map[int][]netip.Prefix {
-	sources, byOthers := map[int][]netip.Prefix{}, map[int]bool{}
+	sources, tables := map[int][]netip.Prefix{}, v.tables() // a rule without a table, such as a blackhole, says nothing of the main one
 	for _, r := range v.rules {
 		sources[r.Table] = append(sources[r.Table], r.From)
-		byOthers[r.Table] = byOthers[r.Table] || !r.From.IsValid()
+		tables[r.Table] = tables[r.Table] && r.From.IsValid()
 	}
-	maps.DeleteFunc(sources, func(table int, _ []netip.Prefix) bool { return byOthers[table] })
+	maps.DeleteFunc(sources, func(table int, _ []netip.Prefix) bool { return !tables[table] })
 	return sources
 }
 

@@ -36,14 +36,12 @@ func Start(tb testing.TB) *Server {
 		}
 		tb.Skip(err)
 	}
-	var p *Process
-	for range 5 { // a port may be taken between the look and the start
-		p = New(tb.TempDir(), freePort(tb), func(f func() error) error { return f() })
-		if err := p.Start(tb.Context()); err == nil {
-			break
-		} else if !strings.Contains(p.LogTail(), "address already in use") {
-			tb.Fatal(err)
-		}
+	p, err := start(tb)
+	for tries := 1; err != nil && tries < 5 && strings.Contains(p.LogTail(), "address already in use"); tries++ {
+		p, err = start(tb) // the port was taken between the look and the start
+	}
+	if err != nil {
+		tb.Fatal(err)
 	}
 	client, err := p.Client()
 	if err != nil {
@@ -58,6 +56,12 @@ func Start(tb testing.TB) *Server {
 		}
 	})
 	return s
+}
+
+func start(tb testing.TB) (*Process, error) {
+	tb.Helper()
+	p := New(tb.TempDir(), freePort(tb), func(f func() error) error { return f() })
+	return p, p.Start(tb.Context())
 }
 
 // freePort is an address of the loopback interface that nobody listened at just now.
