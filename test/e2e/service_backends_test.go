@@ -220,9 +220,9 @@ func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
 
 // A client keeps its backend as long as it comes back in time, and as the backend serves.
 func affinityOfClients(t *testing.T, s *served) func(*testing.T, wire.Family) {
-	const seconds = 1
+	const long, short = 3600, 1 // seconds; nothing here takes as long as the first
 	spec := s.spec("affinity", s.near, s.far, s.Nodes[1])
-	spec.Affinity = seconds
+	spec.Affinity = long
 	return func(t *testing.T, family wire.Family) {
 		s.set(t, spec)
 		to := s.at("affinity", family)
@@ -244,8 +244,10 @@ func affinityOfClients(t *testing.T, s *served) func(*testing.T, wire.Family) {
 				t.Fatalf("a client of %s is served by %s", second, by)
 			}
 		}
+		smaller.Affinity = short
+		s.set(t, smaller)
 		eventually(t, 30*time.Second, "a client that was away meets another", func() bool {
-			time.Sleep((seconds*1000 + 100) * time.Millisecond)
+			time.Sleep((short*1000 + 100) * time.Millisecond)
 			return s.servedBy(t, to) != second
 		})
 	}
