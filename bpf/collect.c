@@ -76,7 +76,7 @@ static long collect_step(__u32 i, struct collect_args *args)
 		break;
 	case COLLECT_REVERSE: /* removed if it has no forward half and has expired */
 		p.reverse_key = key;
-		args->deleted += reap_reverse(&p, &r, false) == REAP_GONE;
+		args->deleted += reap_reverse(&p, &r) == REAP_GONE;
 		break;
 	default:
 		collect_count(args, reap_recorded(&key, &r), &key);

@@ -142,26 +142,29 @@ EC_INLINE void affinity_write(struct affinity *a, __u64 stamp, const struct scra
 }
 
 /* From now on the packet's source, which opens a flow to the target, keeps that. */
-EC_CALL void affinity_keep(const struct scratch *s)
+EC_GLOBAL int affinity_keep(const struct scratch *s)
 {
-	__u32 hash = affinity_hash(&s->pkt.tuple.src, s->target.set);
 	__u64 stamp, found = 0, used, oldest = ~0ULL, now = bpf_ktime_get_coarse_ns();
 	struct affinity *a, *chosen = NULL;
+	__u32 hash;
 
+	if (!s)
+		return 0;
 	if (!s->owner.ifindex) {
 		affinity_keep_client(&s->pkt.tuple.src, &s->target);
-		return;
+		return 0;
 	}
+	hash = affinity_hash(&s->pkt.tuple.src, s->target.set);
 	for (int i = 0; i < AFFINITY_WAYS; i++) {
 		a = affinity_slot(s->owner.ifindex, hash + i);
 		if (!a)
-			return;
+			return 0;
 		stamp = shares_stamp(&a->last_seen);
 		if (stamp == SHARES_BUSY)
 			continue;
 		if (affinity_is(a, s, s->target.set)) {
 			affinity_write(a, stamp, s);
-			return;
+			return 0;
 		}
 		used = affinity_is_live(a, stamp, now) ? stamp : 0;
 		if (used < oldest && (!used || a->ifindex == s->owner.ifindex)) {
@@ -172,6 +175,7 @@ EC_CALL void affinity_keep(const struct scratch *s)
 	}
 	if (chosen)
 		affinity_write(chosen, found, s);
+	return 0;
 }
 
 #endif

@@ -11,16 +11,18 @@
  * Whether who asks may have the packet's source, which no Service does. Those of pods, and of what comes through the
  * tunnel, have been judged.
  */
-EC_CALL enum verdict asked_judge_source(struct __sk_buff *ctx, const struct scratch *s)
+EC_GLOBAL enum verdict asked_judge_source(struct __sk_buff *ctx)
 {
-	const struct addr *src = &s->pkt.tuple.src;
 	const struct config *config = config_get();
+	struct scratch *s = scratch_get();
 	struct destination *from;
+	const struct addr *src;
 
+	if (!s || !config)
+		return -DROP_INVALID;
 	if (s->direction != DIRECTION_FROM_UPLINK && s->direction != DIRECTION_TO_UPLINK)
 		return VERDICT_GO_ON;
-	if (!config)
-		return -DROP_INVALID;
+	src = &s->pkt.tuple.src;
 	from = path_destination(src);
 	if (from && from->kind == DESTINATION_SERVICE)
 		return -DROP_SPOOFED_SOURCE;
@@ -135,7 +137,7 @@ EC_CALL bool asked_answers_host(struct __sk_buff *ctx, struct scratch *s)
 	half = nat_peek_reverse(&s->key);
 	if (!half || nat_is_service(half))
 		return false;
-	if (!asked_judge_source(ctx, s) && nat_lookup_reverse(&s->key) == half)
+	if (!asked_judge_source(ctx) && nat_lookup_reverse(&s->key) == half)
 		nat_note(half, &s->pkt, false);
 	return true;
 }

@@ -52,14 +52,14 @@ EC_INLINE enum verdict backend_slots(const struct service_set *set, bool local, 
  * this node that is gone. A process may sleep here for longer than numbers wait to be used
  * again, so it is looked at again after the copy.
  */
-EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set, __u8 flags)
+EC_GLOBAL bool backend_take(struct target *t, __u32 number, __u32 set, __u8 flags)
 {
 	const struct config *config = config_get();
 	const struct backend *b = backend_get(number);
 	const struct endpoint *ep;
 	__u8 family;
 
-	if (!b || !config || b->set != set || !(b->flags & flags))
+	if (!t || !b || !config || b->set != set || !(b->flags & flags))
 		return false;
 	t->generation = b->generation;
 	barrier();

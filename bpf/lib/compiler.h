@@ -16,8 +16,10 @@
 /*
  * EC_INLINE is part of its caller. EC_CALL has a stack frame of its own and is
  * verified again at each call, with what is known of its arguments there. EC_GLOBAL is
- * verified once, without regard to its callers: for large functions. As nothing is
- * known of pointers to it, it takes the packet and finds the rest in the scratch record.
+ * verified once, without regard to its callers: for what is large or called from many
+ * places, since a node verifies all programs whenever its agent starts. It takes the packet
+ * and finds the rest in the scratch record, or takes pointers to records, which it must
+ * compare with NULL, though they never are. Linux 6.1 takes no key of a map from there.
  */
 #define EC_INLINE static __always_inline
 #define EC_CALL static __noinline

@@ -71,17 +71,20 @@ EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct tuple *t
 }
 
 /* Remembers a first fragment's ports, under its tuple as the packet arrived. */
-EC_CALL void frag_remember(const struct tuple *t, __u32 id, __u32 holder)
+EC_GLOBAL int frag_remember(const struct tuple *t, __u32 id, __u32 holder)
 {
 	__u64 stamp, oldest = ~0ULL, now = bpf_ktime_get_coarse_ns();
 	struct fragment *f, *chosen = NULL;
-	__u32 hash = frag_hash(t, id);
+	__u32 hash;
 	bool known;
 
+	if (!t)
+		return 0;
+	hash = frag_hash(t, id);
 	for (int i = 0; i < FRAGMENT_WAYS; i++) {
 		f = frag_slot(holder, hash + i);
 		if (!f)
-			return;
+			return 0;
 		stamp = shares_stamp(&f->last_seen);
 		if (stamp == SHARES_BUSY || (f->ifindex != holder && frag_is_live(stamp, now)))
 			continue;
@@ -95,15 +98,19 @@ EC_CALL void frag_remember(const struct tuple *t, __u32 id, __u32 holder)
 	}
 	if (chosen)
 		frag_write(chosen, oldest, t, id, holder);
+	return 0;
 }
 
 /* Gives a later fragment the protocol and the ports of the first; false: the first was not seen, or is forgotten. */
-EC_CALL bool frag_recall(struct tuple *t, __u32 id, __u32 holder)
+EC_GLOBAL bool frag_recall(struct tuple *t, __u32 id, __u32 holder)
 {
 	__u64 stamp, now = bpf_ktime_get_coarse_ns();
-	__u32 hash = frag_hash(t, id);
 	struct fragment *f;
+	__u32 hash;
 
+	if (!t)
+		return false;
+	hash = frag_hash(t, id);
 	for (int i = 0; i < FRAGMENT_WAYS; i++) {
 		f = frag_slot(holder, hash + i);
 		if (!f)

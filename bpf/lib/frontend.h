@@ -103,7 +103,7 @@ EC_INLINE enum verdict frontend_take_over(struct __sk_buff *ctx, struct scratch 
 /* A segment of no flow of ours, to an address of the node. What netfilter does not translate is a socket's. */
 EC_INLINE enum verdict frontend_resume(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend)
 {
-	enum verdict verdict = asked_judge_source(ctx, s) ? VERDICT_GO_ON : frontend_take_over(ctx, s, frontend);
+	enum verdict verdict = asked_judge_source(ctx) ? VERDICT_GO_ON : frontend_take_over(ctx, s, frontend);
 
 	return verdict || !open_is_taken_over(s) ? verdict : frontend_prepare(ctx, s);
 }
@@ -163,13 +163,12 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 	enum verdict verdict;
 
 	if (!frontend_find(ctx, s, &frontend))
-		return frontend_is_refused(s, known) ? asked_judge_source(ctx, s) ?: -DROP_NO_SERVICE_PORT
-						     : VERDICT_GO_ON;
+		return frontend_is_refused(s, known) ? asked_judge_source(ctx) ?: -DROP_NO_SERVICE_PORT : VERDICT_GO_ON;
 	if ((s->service.flags & SERVICE_OWN) && !open_allowed(&s->pkt))
 		return frontend_resume(ctx, s, &frontend);
 	if (asked_answers_host(ctx, s))
 		return VERDICT_STACK;
-	verdict = asked_judge_source(ctx, s);
+	verdict = asked_judge_source(ctx);
 	if (!verdict && (asked_by_service(s) || asked_away_from_home(s)))
 		verdict = -DROP_SPOOFED_SOURCE;
 	if (!verdict && !asked_admits(s, &frontend))
@@ -213,7 +212,7 @@ EC_CALL enum verdict frontend_beside(struct __sk_buff *ctx, struct scratch *s)
 	s->target.address = out->dst;
 	s->target.port = out->dport;
 	s->owner.flags = FLOW_SERVICE;
-	return asked_judge_source(ctx, s) ?: frontend_prepare(ctx, s);
+	return asked_judge_source(ctx) ?: frontend_prepare(ctx, s);
 }
 
 /* What a pod that is its own backend sends to the Service's address, where its request seems to come from. */
@@ -273,7 +272,7 @@ EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s
 	bool known;
 
 	if (flow)
-		verdict = asked_judge_source(ctx, s) ?: nat_use(&s->pkt.tuple, s->owner.ifindex, flow, &flow);
+		verdict = asked_judge_source(ctx) ?: nat_use(&s->pkt.tuple, s->owner.ifindex, flow, &flow);
 	if (verdict)
 		return verdict;
 	known = flow;
@@ -304,7 +303,7 @@ EC_INLINE enum verdict frontend_without_ports(struct __sk_buff *ctx, struct scra
 	enum verdict verdict = VERDICT_GO_ON;
 
 	if (s->service.flags & (SERVICE_ANSWERS | SERVICE_CLUSTER_IP))
-		verdict = asked_judge_source(ctx, s);
+		verdict = asked_judge_source(ctx);
 	/* The node answers for its own addresses. */
 	if (!verdict && (s->service.flags & (SERVICE_ANSWERS | SERVICE_OWN)) == SERVICE_ANSWERS)
 		verdict = echo_answer(ctx, s);
@@ -399,7 +398,7 @@ EC_INLINE enum verdict frontend_error(struct __sk_buff *ctx, struct scratch *s)
 	if (s->pkt.fragment != FRAGMENT_NONE || icmp_is_redirect(s->pkt.family, s->pkt.icmp_type) ||
 	    !errors_forward(ctx))
 		return VERDICT_GO_ON;
-	verdict = asked_judge_source(ctx, s);
+	verdict = asked_judge_source(ctx);
 	if (verdict)
 		return verdict;
 	errors_heed(ctx, s, s->owner.ifindex);

@@ -119,19 +119,27 @@ EC_INLINE void nat_uncount(const struct tuple *reverse_key, const struct addr *c
  * Removes a pair whose forward half was claimed. Only the one that deletes the forward
  * half takes the pair off the counts.
  */
-EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forward)
+EC_GLOBAL int nat_remove(const struct tuple *out, const struct snat_entry *forward)
 {
-	__u32 ifindex = *(volatile __u32 *)&forward->ifindex;
-	__u8 flags = *(volatile __u8 *)&forward->flags;
+	struct scratch *s = scratch_get();
 	struct snat_entry *reverse;
-	struct tuple key;
+	struct pair *pair;
+	__u32 ifindex;
+	__u8 flags;
 
-	nat_set_other_key(&key, out, forward);
-	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
+	if (!s || !out || !forward)
+		return 0;
+	ifindex = *(volatile __u32 *)&forward->ifindex;
+	flags = *(volatile __u8 *)&forward->flags;
+	pair = &s->pair;
+	pair->forward_key = *out;
+	nat_set_other_key(&pair->reverse_key, out, forward);
+	reverse = bpf_map_lookup_elem(&snat_reverse, &pair->reverse_key);
 	if (reverse && nat_names(reverse, out, ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
-		bpf_map_delete_elem(&snat_reverse, &key);
-	if (!bpf_map_delete_elem(&snat, out))
-		nat_uncount(&key, &out->src, ifindex, flags);
+		bpf_map_delete_elem(&snat_reverse, &pair->reverse_key);
+	if (!bpf_map_delete_elem(&snat, &pair->forward_key))
+		nat_uncount(&pair->reverse_key, &pair->forward_key.src, ifindex, flags);
+	return 0;
 }
 
 /* Fills in a half that is missing: it leads to the other half's key. */
@@ -158,13 +166,13 @@ EC_INLINE void nat_fill_missing(struct snat_entry *e, const struct tuple *other_
  * Restores the reverse half if it is missing or a tombstone. False: its port is now
  * another flow's, and this flow cannot go on.
  */
-EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entry *forward)
+EC_GLOBAL bool nat_restore_reverse(const struct tuple *out, const struct snat_entry *forward)
 {
 	struct scratch *s = scratch_get();
 	struct snat_entry *there;
 	struct tuple *key;
 
-	if (!s)
+	if (!s || !out || !forward)
 		return false;
 	key = &s->pair.reverse_key;
 	nat_set_other_key(key, out, forward);
@@ -375,15 +383,17 @@ EC_INLINE bool nat_unproved(const struct snat_entry *own, bool by_opener)
  * after a RST, or one that may be the first; own is the half of the packet's direction.
  * Returns the flow_state bits that the packet must not set.
  */
-EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool by_opener)
+EC_GLOBAL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool by_opener)
 {
-	struct tcp_side from = {&own->state, &own->seq_end, &own->ack};
-	struct tuple key = by_opener ? pkt->tuple : tuple_reversed(&pkt->tuple);
+	struct tcp_side from, to;
 	struct snat_entry *peer;
-	struct tcp_side to;
+	struct tuple key;
 	bool exact;
 	__u8 doubted;
 
+	if (!own || !pkt)
+		return 0;
+	key = by_opener ? pkt->tuple : tuple_reversed(&pkt->tuple);
 	key.src = own->to_address;
 	key.sport = own->to_port;
 	if (nat_is_service(own)) {
@@ -393,6 +403,7 @@ EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool b
 	peer = by_opener ? bpf_map_lookup_elem(&snat_reverse, &key) : bpf_map_lookup_elem(&snat, &key);
 	if (!peer)
 		return 0;
+	from = (struct tcp_side){&own->state, &own->seq_end, &own->ack};
 	to = (struct tcp_side){&peer->state, &peer->seq_end, &peer->ack};
 	if (tcp_is_opening(pkt) && tcp_opens_anew(own->state, peer->state, by_opener && own->ifindex)) {
 		own->state = 0;

@@ -137,15 +137,30 @@ EC_INLINE bool open_is_own(const struct scratch *s, const struct snat_entry *rev
 	       nat_is_service(reverse) == nat_to_service(&s->owner);
 }
 
+/* Inserts the reverse half of a new flow, whose key is in the scratch record; returns what open_try_port does. */
+EC_GLOBAL int open_take_port(struct __sk_buff *ctx)
+{
+	struct scratch *s = scratch_get();
+	int ret;
+
+	if (!s)
+		return -DROP_INVALID;
+	if (open_port_is_others(ctx, s, &s->key))
+		return OPEN_IN_USE;
+	open_fill(s, &s->pkt.tuple);
+	ret = flow_insert(&snat_reverse, &s->key, &s->entry);
+	if (ret == -EC_EEXIST)
+		return OPEN_IN_USE;
+	return ret ? flow_refusal(ret, USAGE_SNAT) : OPEN_TAKEN;
+}
+
 /*
  * Takes a port for a new flow by inserting its reverse half. Returns an enum open_try,
  * or a negated drop reason.
  */
 EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 port)
 {
-	const struct tuple *out = &s->pkt.tuple;
 	struct snat_entry *there;
-	int ret;
 
 	open_set_key(s, port);
 	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
@@ -153,13 +168,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 		return OPEN_FOUND;
 	if (there && !room_reclaim_port(there, ROOM_PORT))
 		return OPEN_IN_USE;
-	if (open_port_is_others(ctx, s, &s->key))
-		return OPEN_IN_USE;
-	open_fill(s, out);
-	ret = flow_insert(&snat_reverse, &s->key, &s->entry);
-	if (ret == -EC_EEXIST)
-		return OPEN_IN_USE;
-	return ret ? flow_refusal(ret, USAGE_SNAT) : OPEN_TAKEN;
+	return open_take_port(ctx);
 }
 
 /*

@@ -54,7 +54,7 @@ EC_GLOBAL enum verdict outside_back(struct __sk_buff *ctx, __u32 holder)
 	/* Who has the address of an earlier pod does not speak for it. */
 	if (reverse && reverse->pod && s->direction == DIRECTION_FROM_POD && reverse->pod != ctx->ifindex)
 		reverse = NULL;
-	verdict = reverse ? asked_judge_source(ctx, s) : VERDICT_GO_ON;
+	verdict = reverse ? asked_judge_source(ctx) : VERDICT_GO_ON;
 	if (verdict)
 		return verdict;
 	if (!reverse || !nat_renew_reverse(&s->key, reverse)) {

@@ -72,12 +72,17 @@ EC_INLINE __u32 ports_range(void)
 /*
  * Counts a port for a new pair, before it is taken. force: even beyond the share.
  */
-EC_CALL enum verdict ports_reserve(const struct tuple *reverse_key, __u32 holder, bool force)
+EC_GLOBAL enum verdict ports_reserve(const struct tuple *reverse_key, __u32 holder, bool force)
 {
-	__u64 destination = ports_destination(reverse_key);
-	__u32 *total = ports_counted(destination, 0), range = ports_range();
-	struct holding held = ports_held(destination, holder);
+	__u32 *total, range = ports_range();
+	struct holding held;
+	__u64 destination;
 
+	if (!reverse_key)
+		return -DROP_INVALID;
+	destination = ports_destination(reverse_key);
+	held = ports_held(destination, holder);
+	total = ports_counted(destination, 0);
 	if (!total)
 		return VERDICT_GO_ON;
 	if (!range || (!force && *total >= range))

@@ -17,6 +17,7 @@ enum reaped {
 	REAP_NONE, /* it does not exist */
 	REAP_KEPT,
 	REAP_GONE, /* it had ended, and was removed */
+	REAP_PAIR, /* it is half of a pair, to be judged as that */
 };
 
 /* What entries are judged by. */
@@ -25,9 +26,9 @@ struct reaper {
 	bool pressure; /* flows end earlier */
 	bool world;    /* the same of the world's alone */
 	bool needed;   /* a new flow needs a port or room: what both sides have forgotten ends at once */
+	bool opens;    /* that begins with a SYN, and with the port of the pair that gives way */
+	__u32 seq;     /* of the SYN, host order */
 	__u32 holder;  /* at its limit, whose closed and unanswered pairs give way to a new one; 0: nobody's */
-	/* The packet that opens that with the port of the pair that gives way; NULL: another port. */
-	const struct pkt *opens;
 };
 
 /* So old must an unanswered SYN be to give way, in ns. */
@@ -74,8 +75,7 @@ EC_INLINE bool reap_gives_way(const struct reaper *r, const struct tuple *out, c
 		return !(reverse->state & FLOW_STREAM);
 	if (!reverse->state)
 		return (__s64)(r->now - forward->last_seen) > (__s64)REAP_UNANSWERED;
-	return out->proto == IPPROTO_TCP && r->opens && tcp_is_opening(r->opens) &&
-	       nat_takes_syn(forward, reverse, r->opens->seq);
+	return out->proto == IPPROTO_TCP && r->opens && nat_takes_syn(forward, reverse, r->seq);
 }
 
 /*
@@ -87,30 +87,36 @@ EC_INLINE bool reap_may(const struct reaper *r, __u64 *last_seen, __u64 seen, bo
 	return flow_is_left(last_seen, r->now) || (seen >= FLOW_MARKS && ended);
 }
 
-/* Judges a pair by its forward half's key; writes the reverse half's key. */
-EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
+/* When a pair was last used, by its halves' stamps; answered is 0 without a reverse half. */
+EC_INLINE __u64 reap_latest(__u64 seen, __u64 answered)
 {
-	struct snat_entry *forward = bpf_map_lookup_elem(&snat, &p->forward_key), *reverse;
-	__u64 seen, latest, answered = 0;
+	return answered && (__s64)(answered - seen) > 0 ? answered : seen;
+}
+
+/* Judges a pair by its forward half's key; writes the reverse half's key. */
+EC_INLINE enum reaped reap_pair(struct pair *p, const struct reaper *r)
+{
+	struct snat_entry *forward, *reverse;
+	__u64 seen, answered = 0;
 	bool needless = false;
 	__u8 in = 0;
 
+	forward = bpf_map_lookup_elem(&snat, &p->forward_key);
 	if (!forward)
 		return REAP_NONE;
 	nat_set_other_key(&p->reverse_key, &p->forward_key, forward);
 	reverse = bpf_map_lookup_elem(&snat_reverse, &p->reverse_key);
-	seen = latest = forward->last_seen;
+	seen = forward->last_seen;
 	if (reverse && nat_names(reverse, &p->forward_key, forward->ifindex)) {
 		in = reverse->state;
 		needless = (r->needed && nat_forgotten(forward, reverse)) ||
 			   reap_gives_way(r, &p->forward_key, forward, reverse);
 		answered = reverse->last_seen;
-		if ((__s64)(answered - seen) > 0)
-			latest = answered;
 	}
 	if (!reap_may(r, &forward->last_seen, seen,
 		      needless || !flow_owner_lives(forward->ifindex) ||
-			      reap_pair_expired(r, forward, p->forward_key.proto, forward->state, in, r->now - latest)))
+			      reap_pair_expired(r, forward, p->forward_key.proto, forward->state, in,
+						r->now - reap_latest(seen, answered))))
 		return REAP_KEPT;
 	if (!flow_claim(&forward->last_seen, seen))
 		return REAP_KEPT;
@@ -120,6 +126,7 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 		forward->last_seen = answered >= FLOW_MARKS ? answered : seen;
 		return REAP_KEPT;
 	}
+	barrier_var(p); /* else the addresses of both keys lie on the stack */
 	p->ifindex = forward->ifindex;
 	p->flags = forward->flags;
 	if (answered && reverse)
@@ -129,11 +136,8 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 	return REAP_GONE;
 }
 
-/*
- * Judges a reverse half by its key. With a forward half it is a pair: judged as such if
- * pairs is set, else kept.
- */
-EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool pairs)
+/* Judges a reverse half by its key; writes the forward half's key. */
+EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r)
 {
 	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &p->reverse_key), *forward;
 	__u64 seen;
@@ -143,7 +147,7 @@ EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool 
 	nat_set_other_key(&p->forward_key, &p->reverse_key, reverse);
 	forward = bpf_map_lookup_elem(&snat, &p->forward_key);
 	if (forward && nat_leads_to(forward, &p->reverse_key, reverse->ifindex))
-		return pairs ? reap_pair(p, r) : REAP_KEPT;
+		return REAP_PAIR;
 	seen = reverse->last_seen;
 	if (!reap_may(r, &reverse->last_seen, seen,
 		      !flow_owner_lives(reverse->ifindex) ||

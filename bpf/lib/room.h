@@ -31,7 +31,16 @@ EC_CALL void room_begin(struct reaper *r, const struct usage *u, __u32 table)
 	r->world = flow_world_pressure();
 	r->needed = true;
 	r->holder = 0;
-	r->opens = NULL;
+	r->opens = false;
+	r->seq = 0;
+}
+
+/* Judges the pair whose forward half has the scratch record's key. */
+EC_GLOBAL enum reaped room_reap_pair(const struct reaper *r)
+{
+	struct scratch *s = scratch_get();
+
+	return s && r ? reap_pair(&s->pair, r) : REAP_NONE;
 }
 
 static long room_step(__u32 i, struct room *r)
@@ -41,7 +50,7 @@ static long room_step(__u32 i, struct room *r)
 
 	if (!journal_take(r->usage, r->table, &pair->forward_key))
 		return 1;
-	reaped = r->table == USAGE_SNAT ? reap_pair(pair, &r->reaper) : reap_recorded(&pair->forward_key, &r->reaper);
+	reaped = r->table == USAGE_SNAT ? room_reap_pair(&r->reaper) : reap_recorded(&pair->forward_key, &r->reaper);
 	if (reaped == REAP_KEPT)
 		journal_note(r->usage, r->table, &pair->forward_key);
 	r->gone += reaped == REAP_GONE;
@@ -84,7 +93,8 @@ enum room_need {
 EC_INLINE void room_begin_spare(struct reaper *r, const struct scratch *s)
 {
 	r->holder = room_holder(s);
-	r->opens = &s->pkt;
+	r->opens = tcp_is_opening(&s->pkt);
+	r->seq = s->pkt.seq;
 }
 
 /*
@@ -96,6 +106,7 @@ EC_GLOBAL int room_reap_port(__u32 need)
 	struct reaper r;
 	struct usage *u = flow_usage(USAGE_SNAT);
 	struct scratch *s = scratch_get();
+	enum reaped reaped;
 
 	if (!u || !s)
 		return false;
@@ -104,7 +115,10 @@ EC_GLOBAL int room_reap_port(__u32 need)
 	if (need == ROOM_SPARE)
 		room_begin_spare(&r, s);
 	s->pair.reverse_key = s->key;
-	return reap_reverse(&s->pair, &r, true) == REAP_GONE;
+	reaped = reap_reverse(&s->pair, &r);
+	if (reaped == REAP_PAIR)
+		reaped = room_reap_pair(&r);
+	return reaped == REAP_GONE;
 }
 
 /*
