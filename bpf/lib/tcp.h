@@ -89,9 +89,8 @@ EC_INLINE __u8 tcp_closes_first(const struct pkt *pkt, const struct tcp_side *ow
 
 /*
  * Whether a RST ends the connection for both sides for sure: its receiver accepts only exactly the next number (RFC
- * 5961). A far end that sends a RST has forgotten the connection, so only a forged one has to be told apart, by its
- * number. The opener's may overtake data that was lost: the far end must have acknowledged all. An earlier RST has
- * raised what counts as acknowledged.
+ * 5961). That is what it has acknowledged: what the sender seems to have sent beyond may be forged, or was lost. The
+ * opener must have sent nothing beyond either. An earlier RST has raised what counts as acknowledged.
  */
 EC_INLINE bool tcp_reset_exact(const struct pkt *pkt, const struct tcp_side *own, const struct tcp_side *peer,
 			       bool by_opener)
@@ -100,7 +99,7 @@ EC_INLINE bool tcp_reset_exact(const struct pkt *pkt, const struct tcp_side *own
 		return false;
 	if (!(*own->state & (FLOW_SYN | FLOW_ACK)))
 		return !by_opener && (pkt->tcp_flags & TCP_ACK) && pkt->ack == *peer->seq_end;
-	return pkt->seq == *own->seq_end && (!by_opener || *peer->ack == *own->seq_end);
+	return pkt->seq == *peer->ack && (!by_opener || *peer->ack == *own->seq_end);
 }
 
 /*

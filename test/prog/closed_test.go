@@ -38,8 +38,20 @@ var closings = map[string]struct {
 	"exact RST of the server": {func(b *bed, o opener) {
 		o.established(b)
 		o.closes(b, segment(ack, 5001, 1001, 1))
+		o.opens(b, segment(ack, 1001, 5002, 0))
 		o.closes(b, segment(rst, 5002, 0, 0))
 	}, true},
+	"RST of the server behind data that was not acknowledged": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(ack, 5001, 1001, 1))
+		o.closes(b, segment(rst, 5002, 0, 0))
+	}, false},
+	"forged RST behind forged data": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(ack, 5001+1<<19, 1001, 0))
+		o.closes(b, segment(rst, 5001+1<<19, 0, 0))
+		o.closes(b, segment(rst, 5001+1<<19, 0, 0))
+	}, false},
 	"RST that may be forged": {func(b *bed, o opener) {
 		o.established(b)
 		o.closes(b, segment(ack, 5001, 1001, 10))
