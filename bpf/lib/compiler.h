@@ -19,7 +19,8 @@
  * verified once, without regard to its callers: for what is large or called from many
  * places, since a node verifies all programs whenever its agent starts. It takes the packet
  * and finds the rest in the scratch record, or takes pointers to records, which it must
- * compare with NULL, though they never are. Linux 6.1 takes no key of a map from there.
+ * compare with NULL, though they never are. Linux 6.1 takes no key of a map from there,
+ * and before 6.1.100 no record with a byte that was not written, be it padding.
  */
 #define EC_INLINE static __always_inline
 #define EC_CALL static __noinline

@@ -116,8 +116,8 @@ EC_INLINE void nat_uncount(const struct tuple *reverse_key, const struct addr *c
 }
 
 /*
- * Removes a pair whose forward half was claimed. Only the one that deletes the forward
- * half takes the pair off the counts.
+ * Removes a pair whose forward half was claimed; the scratch record's pair becomes that.
+ * Only the one that deletes the forward half takes the pair off the counts.
  */
 EC_GLOBAL int nat_remove(const struct tuple *out, const struct snat_entry *forward)
 {

@@ -29,6 +29,7 @@ struct reaper {
 	bool opens;    /* that begins with a SYN, and with the port of the pair that gives way */
 	__u32 seq;     /* of the SYN, host order */
 	__u32 holder;  /* at its limit, whose closed and unanswered pairs give way to a new one; 0: nobody's */
+	__u32 pad;
 };
 
 /* So old must an unanswered SYN be to give way, in ns. */

@@ -35,7 +35,7 @@ EC_CALL void room_begin(struct reaper *r, const struct usage *u, __u32 table)
 	r->seq = 0;
 }
 
-/* Judges the pair whose forward half has the scratch record's key. */
+/* Judges the pair in the scratch record, by its forward half's key. */
 EC_GLOBAL enum reaped room_reap_pair(const struct reaper *r)
 {
 	struct scratch *s = scratch_get();
@@ -103,7 +103,7 @@ EC_INLINE void room_begin_spare(struct reaper *r, const struct scratch *s)
  */
 EC_GLOBAL int room_reap_port(__u32 need)
 {
-	struct reaper r;
+	struct reaper r = {};
 	struct usage *u = flow_usage(USAGE_SNAT);
 	struct scratch *s = scratch_get();
 	enum reaped reaped;

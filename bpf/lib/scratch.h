@@ -84,6 +84,7 @@ struct owner {
 struct target {
 	struct addr address;
 	__be16 port;
+	__u16 pad;
 	__u32 set; /* 0: no Service, but straight to a backend */
 	__u32 backend;
 	__u32 generation;
