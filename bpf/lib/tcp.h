@@ -99,7 +99,7 @@ EC_INLINE bool tcp_reset_exact(const struct pkt *pkt, const struct tcp_side *own
 		return false;
 	if (!(*own->state & (FLOW_SYN | FLOW_ACK)))
 		return !by_opener && (pkt->tcp_flags & TCP_ACK) && pkt->ack == *peer->seq_end;
-	return pkt->seq == *peer->ack && (!by_opener || *peer->ack == *own->seq_end);
+	return pkt->seq == *peer->ack && (by_opener ? *peer->ack == *own->seq_end : !!(*peer->state & FLOW_ACK));
 }
 
 /*
@@ -107,7 +107,8 @@ EC_INLINE bool tcp_reset_exact(const struct pkt *pkt, const struct tcp_side *own
  * receiver may ignore it, as it accepts only an exact one. So both ack are raised to all
  * that the other side has sent: a later segment that acknowledges more was sent after
  * the RST was ignored, and removes the mark. Neither a segment that was already in
- * flight nor those of one side alone can do that.
+ * flight nor those of one side alone can do that. As forged data may have been among
+ * what was sent, its receiver has then acknowledged no more than up to its beginning.
  */
 EC_INLINE void tcp_note_reset(const struct pkt *pkt, const struct tcp_side *own, const struct tcp_side *peer)
 {
@@ -124,6 +125,8 @@ EC_INLINE void tcp_note_reset(const struct pkt *pkt, const struct tcp_side *own,
 		return;
 	if ((__s32)(pkt->ack - *own->ack) <= 0 || (__s32)(pkt->ack - *peer->seq_end) > 0)
 		return;
+	if ((__s32)(*peer->ack - pkt->seq) > 0)
+		*peer->ack = pkt->seq;
 	*own->state &= ~(FLOW_RESET | FLOW_CLOSED);
 	*peer->state &= ~(FLOW_RESET | FLOW_CLOSED);
 }

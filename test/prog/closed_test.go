@@ -51,6 +51,14 @@ var closings = map[string]struct {
 		o.closes(b, segment(ack, 5001+1<<19, 1001, 0))
 		o.closes(b, segment(rst, 5001+1<<19, 0, 0))
 		o.closes(b, segment(rst, 5001+1<<19, 0, 0))
+		o.opens(b, segment(ack, 1001, 5001, 10))
+		o.closes(b, segment(ack, 5001, 1011, 0))
+		o.closes(b, segment(rst, 5001+1<<19, 0, 0))
+	}, false},
+	"forged RST before the opener has acknowledged anything": {func(b *bed, o opener) {
+		o.opens(b, segment(syn, 1000, 0, 0))
+		o.closes(b, segment(ack, 0, 1001, 0))
+		o.closes(b, segment(rst, 0, 0, 0))
 	}, false},
 	"RST that may be forged": {func(b *bed, o opener) {
 		o.established(b)
