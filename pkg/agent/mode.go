@@ -14,6 +14,9 @@ import (
 // each costs the verifier's work.
 const retryMode = 15 * time.Second
 
+// unsuitedPrograms is what is complained about while the programs can't be replaced by those of another mode.
+const unsuitedPrograms = "mode/netfilter's translation"
+
 // modeController owns the programs' mode: they work beside netfilter while that
 // translates addresses on this node, and bypass it otherwise.
 type modeController struct {
@@ -94,10 +97,13 @@ func (c *modeController) follow(now time.Time) {
 	level, err := c.find(func() (netfilter.Level, error) { return c.watch.Look(now, c.level) })
 	c.complaints.note("mode/netfilter's rules", err)
 	c.found = level
-	if want := (programMode{level, c.snatWanted}); want != c.programMode {
-		c.changing = true
-		c.wanted <- want
+	want := programMode{level, c.snatWanted}
+	if want == c.programMode {
+		c.complaints.note(unsuitedPrograms, nil) // what they could not be replaced for is over
+		return
 	}
+	c.changing = true
+	c.wanted <- want
 }
 
 // among says what is around the rules from now on.
@@ -144,7 +150,7 @@ func (c *modeController) changed(ctx context.Context, o outcome, now time.Time) 
 		err = fmt.Errorf("%s: %w", c.unsuited(o.programMode), err)
 	}
 	if ctx.Err() == nil {
-		c.complaints.note("mode/netfilter's translation", err)
+		c.complaints.note(unsuitedPrograms, err)
 	}
 	if err != nil {
 		c.again = now.Add(retryMode)

@@ -216,6 +216,11 @@ func TestOneChangeOfTheModeAtATime(t *testing.T) {
 		t.Errorf("after a failure: level %d, failure %v, %q", c.level, c.complaints.degraded(), c.where())
 	}
 	expect("just failed", retryMode-1, false)
+	c.cfg.KubeProxy = KubeProxyOff
+	if expect("no longer needed", retryMode, false); len(c.complaints.degraded()) != 0 {
+		t.Errorf("of what is no longer needed: failure %v", c.complaints.degraded())
+	}
+	c.cfg.KubeProxy = KubeProxyOn
 	expect("after the pause", retryMode, true)
 	c.changed(t.Context(), outcome{programMode{level: netfilter.Translates}, nil}, now)
 	if c.status.read().netfilter != netfilter.Translates || len(c.complaints.degraded()) != 0 || c.where() != "--kube-proxy=on" {
