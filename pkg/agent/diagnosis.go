@@ -159,7 +159,7 @@ func (c circumstances) defaultsPastUplinks(f wire.Family) (found []observe.Netwo
 				Reason: defaultRoute, About: l.Name + " " + f.Name(),
 				Text: fmt.Sprintf("the %s default route leads over %s, which is no uplink and has no programs: pods' packets to the world leave with pods' addresses, and NodePorts and host ports do not answer there",
 					f.Name(), l.Name),
-				Remedy: "let the default route lead over an uplink, or name the interface in --uplink",
+				Remedy: "let the default route lead over an uplink" + c.asUplink(l),
 			})
 		}
 	}
@@ -178,10 +178,22 @@ func (c circumstances) unmasqueraded(f wire.Family) (found []observe.NetworkProb
 		found = append(found, observe.NetworkProblem{
 			Reason: unmasqueraded, About: l.Name + " " + f.Name(),
 			Text:   fmt.Sprintf("pods' packets to %s leave over %s, which has no programs, with pods' addresses unless netfilter masquerades them: answers may not come back", dst, l.Name),
-			Remedy: fmt.Sprintf("name the interface in --uplink, or add %s to --non-masquerade-cidr if its hosts have a route back to the podCIDRs", dst),
+			Remedy: fmt.Sprintf("let the route lead over an uplink%s; or, if its hosts have a route back to the podCIDRs, add %s to --non-masquerade-cidr", c.asUplink(l), dst),
 		})
 	}
 	return found
+}
+
+// asUplink is the part of a remedy that makes an uplink of a link: --uplink names all that the node has. Not every link can be one.
+func (c circumstances) asUplink(l device.Link) string {
+	if !leadsOut(l) {
+		return fmt.Sprintf(" (%s is no Ethernet interface, and so cannot be one)", l.Name)
+	}
+	names := make([]string, 0, len(c.view.uplinks)+1)
+	for _, u := range c.view.uplinks {
+		names = append(names, u.Name)
+	}
+	return ", or make the interface one, together with those of now: --uplink " + strings.Join(append(names, l.Name), ",")
 }
 
 // isPast reports whether packets leave by a link without meeting our programs, as far as links are known.

@@ -188,3 +188,16 @@ func (l *loop) expectNetworkProblems(t *testing.T, when string, reasons ...strin
 		}
 	}
 }
+
+// What makes an uplink of an interface is said with all that the node has, and only of an interface that can be one.
+func TestRemedyOfAnInterfacePastUplinks(t *testing.T) {
+	t.Parallel()
+	c := healthy()
+	ethernet, other := c.view.links[8], c.view.links[10]
+	if remedy := c.asUplink(ethernet); !strings.HasSuffix(remedy, ": --uplink eth0,docker0") {
+		t.Errorf("of an Ethernet interface: %q", remedy)
+	}
+	if remedy := c.asUplink(other); !strings.Contains(remedy, "wwan0 is no Ethernet interface") || strings.Contains(remedy, "--uplink") {
+		t.Errorf("of another one: %q", remedy)
+	}
+}

@@ -34,7 +34,7 @@ var refusedFor = map[drops.Reason]struct{ problem, lack, remedy string }{
 	drops.SnatLimit: {snatLimit, "%s has used up its share of the flow table", "a larger --snat-entries gives larger shares"},
 	drops.SnatExhausted: {
 		snatExhausted, "no port towards one destination is left to %s",
-		"a larger --snat-ports, outside of " + ephemeralName + ", has more",
+		"a larger --snat-ports, outside of " + ephemeralName + ", has more, unless the problem " + snatPortsReduced + " says what takes them",
 	},
 }
 

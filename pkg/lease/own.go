@@ -135,7 +135,7 @@ func (f *follower) takeAnother(ctx context.Context, l *list, mine []*entry) erro
 		return err
 	}
 	if f.own != nil && f.own.subnet != subnet {
-		f.log.Error("this node's subnet is another node's by now, and it gets another one; pods that have addresses of the old one are not reached from other nodes", "old", f.own.subnet, "new", subnet)
+		f.log.Error("another node holds this node's subnet, so this node gets another one, and other nodes no longer reach pods with addresses of the old one", "old", f.own.subnet, "new", subnet)
 	}
 	return f.write(ctx, l, subnet, mine)
 }

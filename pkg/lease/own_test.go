@@ -170,7 +170,7 @@ func TestRevokedLeaseIsTakenAgain(t *testing.T) {
 	})
 	until(t, "another subnet", func() bool { nodes, _, _ := a.now(); return strings.Contains(nodes, "192.0.2.3=10.5.77.0/24") })
 	nodes, _, _ := a.now()
-	if strings.Contains(nodes, "n1=10.5.77.0/24") || !strings.Contains(a.log.String(), "another node's by now") {
+	if strings.Contains(nodes, "n1=10.5.77.0/24") || !strings.Contains(a.log.String(), "another node holds this node") {
 		t.Errorf("nodes are %s", nodes)
 	}
 	a.always("192.0.2.2=10.5.78.0/24")
