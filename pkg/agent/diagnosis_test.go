@@ -27,7 +27,7 @@ func healthy() *circumstances {
 	v.used = plan.FamilySet{true, true}
 	v.links[8] = device.Link{Index: 8, Name: "docker0", Kind: device.KindBridge, MAC: v.links[2].MAC, Flags: net.FlagUp}
 	v.links[9] = device.Link{Index: 9, Name: "veth7", Kind: "veth", MAC: v.links[2].MAC, Master: 8}
-	v.links[10] = device.Link{Index: 10, Name: "wwan0", Kind: "device"}
+	v.links[10] = device.Link{Index: 10, Name: "wwan0", Kind: device.KindHardware}
 	v.uplinks = []plan.Link{{Index: 2, Name: "eth0"}}
 	v.routes = nil
 	c := &circumstances{state: &state{view: v, known: true, nodes: []plan.Node{n1()}}, cfg: Config{Node: "n1", Masquerade: [wire.Families]bool{true, true}}}
@@ -95,7 +95,7 @@ func TestDiagnose(t *testing.T) {
 		}, nil},
 		"one address": {func(c *circumstances) { c.route("192.0.2.9/32", 4) }, nil},
 		"a bridge that leads out": {func(c *circumstances) {
-			c.view.links[11] = device.Link{Index: 11, Name: "eth5", Kind: "device", Master: 8}
+			c.view.links[11] = device.Link{Index: 11, Name: "eth5", Kind: device.KindHardware, Master: 8}
 		}, []string{"unmasqueraded docker0 IPv4"}},
 		"a rule by TOS": {func(c *circumstances) {
 			c.view.rules, c.plan.Config.Flags = []device.Rule{{Priority: 100, Unseen: "a TOS value"}}, config.RoutesToStack

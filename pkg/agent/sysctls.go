@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -198,17 +199,24 @@ func (c *sysctls) followRouters(v *view) error {
 	return errors.Join(errs...)
 }
 
-// hostLinks are those by which this node may have learnt of a router: the uplinks, and what such routes lead over.
-func (v *view) hostLinks() (names []string) {
+// hostLinks are those by which this node may learn of a router: the uplinks, what such routes lead over, and hardware, which without a
+// router becomes no uplink: a network card may come when the node forwards already.
+func (v *view) hostLinks() []string {
+	names := map[string]bool{}
 	for _, l := range v.uplinks {
-		names = append(names, l.Name)
+		names[l.Name] = true
 	}
 	for _, r := range v.routes {
-		if l := v.links[r.Index]; r.Protocol == unix.RTPROT_RA && leadsOut(l) && !slices.Contains(names, l.Name) {
-			names = append(names, l.Name)
+		if l := v.links[r.Index]; r.Protocol == unix.RTPROT_RA && leadsOut(l) {
+			names[l.Name] = true
 		}
 	}
-	return names
+	for _, l := range v.links {
+		if l.Kind == device.KindHardware && l.Master == 0 && leadsOut(l) {
+			names[l.Name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 // loosen loosens the reverse path filter of the uplinks by which packets come that the tunnel is the way back to, where it

@@ -52,7 +52,7 @@ func decodeLink(m []byte) (l Link, ok bool) {
 		return l, false
 	}
 	flags := native.Uint32(m[8:])
-	l = Link{Index: number(m[4:]), Kind: "device", PeerNS: -1, NoARP: flags&unix.IFF_NOARP != 0}
+	l = Link{Index: number(m[4:]), Kind: KindHardware, PeerNS: -1, NoARP: flags&unix.IFF_NOARP != 0}
 	if flags&unix.IFF_UP != 0 {
 		l.Flags |= net.FlagUp
 	}

@@ -20,7 +20,7 @@ import (
 type Link struct {
 	Index     int
 	Name      string
-	Kind      string // veth, vxlan, dummy, bridge, ...; "device" for hardware and loopback
+	Kind      string // veth, vxlan, dummy, bridge, ...; KindHardware for hardware and loopback
 	MTU       int
 	MAC       net.HardwareAddr
 	Flags     net.Flags
@@ -32,8 +32,11 @@ type Link struct {
 	VXLAN     VXLAN // of a link of that kind
 }
 
-// KindBridge is the Kind of a bridge.
-const KindBridge = "bridge"
+// Kinds of links: bridges, and hardware and loopback.
+const (
+	KindBridge   = "bridge"
+	KindHardware = "device"
+)
 
 // Up reports whether the link is administratively up.
 func (l Link) Up() bool { return l.Flags&net.FlagUp != 0 }
