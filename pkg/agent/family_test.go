@@ -252,14 +252,12 @@ func TestAdvertisedRouteStays(t *testing.T) {
 // Routers are followed on a network card that no route leads over yet, and on no other such link.
 func TestNewNetworkCardFollowsRouters(t *testing.T) {
 	t.Parallel()
-	v := healthy().view
-	v.uplinks = nil
-	mac := v.links[2].MAC
-	v.links = map[int]device.Link{
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	v := &view{links: map[int]device.Link{
 		2: {Index: 2, Name: "eth0", Kind: device.KindHardware, MAC: mac}, 3: {Index: 3, Name: "lo", Kind: device.KindHardware, Flags: net.FlagLoopback},
 		4: {Index: 4, Name: "port", Kind: device.KindHardware, MAC: mac, Master: 5}, 5: {Index: 5, Name: "br0", Kind: device.KindBridge, MAC: mac},
 		6: {Index: 6, Name: "veth7", Kind: "veth", MAC: mac}, 7: {Index: 7, Name: "wwan0", Kind: device.KindHardware},
-	}
+	}}
 	if names := v.hostLinks(); !slices.Equal(names, []string{"eth0"}) {
 		t.Errorf("links that routers are followed on: %v", names)
 	}
