@@ -80,10 +80,11 @@ type Prober struct {
 
 	mu     sync.Mutex
 	probes Probes
+	asked  bool // the last question
 }
 
-// lateAnswer is how long answers are waited for after the last question.
-const lateAnswer = 200 * time.Millisecond
+// lateAnswer is how long missing answers are waited for after the last question: a busy machine may be away for most of it.
+const lateAnswer = time.Second
 
 // Stop ends it and says what became of each question.
 func (p *Prober) Stop() Probes {
@@ -139,9 +140,27 @@ func (ns *Namespace) ProbeUDP(to netip.AddrPort, localPort uint16, rate int) (*P
 	p.all.Go(func() { p.hear(conn) })
 	p.all.Go(func() {
 		steadily(ctx, rate, func() { p.ask(conn) })
-		_ = conn.SetReadDeadline(time.Now().Add(lateAnswer)) // ends hear
+		_ = conn.SetReadDeadline(p.lastAnswer()) // ends hear
 	})
 	return p, nil
+}
+
+// lastAnswer is until when answers are waited for, once all is asked.
+func (p *Prober) lastAnswer() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = true
+	if p.probes.Lost() == 0 {
+		return time.Now()
+	}
+	return time.Now().Add(lateAnswer)
+}
+
+// complete says whether all is asked, and nothing unanswered.
+func (p *Prober) complete() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.asked && p.probes.Lost() == 0
 }
 
 func enlarge(conn *UDPConn) error {
@@ -201,7 +220,7 @@ func (p *Prober) refuse() {
 func (p *Prober) hear(conn *UDPConn) {
 	defer conn.Close()
 	packet := make([]byte, 1<<12)
-	for {
+	for !p.complete() {
 		n, err := conn.Read(packet)
 		switch {
 		case errors.Is(err, unix.ECONNREFUSED):

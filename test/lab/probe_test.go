@@ -30,8 +30,10 @@ func TestProbers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tcp := node.ProbeTCP(to, 100, time.Second)
-			time.Sleep(300 * time.Millisecond)
+			// A busy machine may be away for seconds.
+			tcp := node.ProbeTCP(to, 100, time.Minute)
+			udp.waitFor(10)
+			tcp.waitFor(10)
 			for kind, p := range map[string]Probes{"UDP": udp.Stop(), "TCP": tcp.Stop()} {
 				if len(p) < 10 || !c.judged(p) {
 					t.Errorf("%v, %s, %s: %v", family, kind, name, p)
@@ -42,9 +44,22 @@ func TestProbers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(100 * time.Millisecond)
+		lost.waitFor(1)
 		if p := lost.Stop(); len(p) == 0 || len(p.By()) > 0 {
 			t.Errorf("%v, to nobody: %v", family, p)
 		}
 	}
+}
+
+// waitFor waits a while for so many questions.
+func (p *Prober) waitFor(number int) {
+	for end := time.Now().Add(10 * time.Second); p.questions() < number && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (p *Prober) questions() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.probes)
 }
