@@ -29,6 +29,8 @@ OUT       ?=
 # What test-kernels boots: series of Debian's kernels, or the path of one image, with the directory of its modules.
 KERNEL    ?= 6.1 6.12
 MODULES   ?=
+# So many failed tests at most of a machine's run once more.
+AGAIN     ?= 0
 # What the image is called. That of a release has the version as its tag.
 TAG       ?= latest
 IMAGE     ?= localhost/ebpf-cni:$(TAG)
@@ -103,7 +105,7 @@ test-all: build ## Run the tests in their long form, those of the lab in each fa
 .PHONY: test-kernels
 test-kernels: ## Run the tests that need a kernel on Linux 6.1 and 6.12, emulated; KERNEL=6.1, or KERNEL=FILE MODULES=DIR
 	@tools/setup.sh test-kernels
-	go run ./test/vm -kernel '$(KERNEL)' -modules '$(MODULES)' \
+	go run ./test/vm -kernel '$(KERNEL)' -modules '$(MODULES)' -again '$(AGAIN)' \
 		-packages '$(filter-out ./...,$(PACKAGES))' -testflags '$(TESTFLAGS)'
 
 .PHONY: test-cluster

@@ -45,21 +45,19 @@ func (r *result) faults() []string {
 	if r.ended.Status != 0 {
 		out = append(out, fmt.Sprintf("exit status %d: %s", r.ended.Status, r.ended.Error))
 	}
-	seen := make(map[string]bool)
-	for _, how := range []string{"PASS", "FAIL", "SKIP"} {
-		for _, name := range r.verdicts(how) {
-			seen[name] = true
-			if how == "FAIL" {
-				out = append(out, name+" failed")
-			}
-		}
+	for _, name := range r.verdicts("FAIL") {
+		out = append(out, name+" failed")
 	}
-	for _, name := range r.suite.tests {
-		if !seen[name] {
-			out = append(out, name+" has no result")
-		}
+	for _, name := range r.withoutResult() {
+		out = append(out, name+" has no result")
 	}
 	return out
+}
+
+// withoutResult are the tests that were to run, and of whose end nothing was said.
+func (r *result) withoutResult() []string {
+	ended := slices.Concat(r.verdicts("PASS"), r.verdicts("FAIL"), r.verdicts("SKIP"))
+	return slices.DeleteFunc(slices.Clone(r.suite.tests), func(name string) bool { return slices.Contains(ended, name) })
 }
 
 // skipped are the suite's skips as the files of expected ones name them.

@@ -39,8 +39,10 @@ type session struct {
 	workshop *workshop
 	machine  machine
 	options  testOptions
+	again    int // so many failed tests at most run once more
 	failed   bool
 	count    map[string]int // of tests, by verdict
+	unsteady []string       // a line for each machine that has such tests
 }
 
 func start(ctx context.Context) (bool, error) {
@@ -51,6 +53,7 @@ func start(ctx context.Context) (bool, error) {
 	flag.StringVar(&cache, "cache", "", "where Debian's kernels are kept; default ~/.cache/ebpf-cni/kernels")
 	flag.StringVar(&only, "packages", "", "packages to test; default all that ask the kernel for something")
 	flag.StringVar(&flags, "testflags", "", "-run, -v, and the packages' own flags")
+	flag.IntVar(&s.again, "again", 0, "if no more tests than these fail on a machine, they run once more, alone")
 	flag.BoolVar(&s.options.update, "update", false, "write the bounds of the verifier's work anew")
 	flag.StringVar(&s.machine.qemu, "qemu", "qemu-system-x86_64", "")
 	// With a thread for each processor, one now and then runs an instruction that the kernel has just rewritten on the other, and oopses.
@@ -112,6 +115,9 @@ func (s *session) run(ctx context.Context, names []string, modules, cache string
 	if err := s.testAll(ctx, kernels); err != nil {
 		return false, err
 	}
+	for _, line := range s.unsteady {
+		fmt.Println(line)
+	}
 	fmt.Printf("%d passed, %d failed, %d skipped\n", s.count["PASS"], s.count["FAIL"], s.count["SKIP"])
 	return !s.failed, nil
 }
@@ -157,8 +163,8 @@ func (s *session) testAll(ctx context.Context, kernels []kernel) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// test runs suites on a machine.
-func (s *session) test(ctx context.Context, r *report) error {
+// testOnce runs suites on a machine.
+func (s *session) testOnce(ctx context.Context, r *report) error {
 	root, err := s.workshop.image(r.kernel, r.suites)
 	if err != nil {
 		return fmt.Errorf("kernel %s: %w", r.kernel.name, err)
@@ -188,7 +194,12 @@ func (s *session) boot(ctx context.Context, r *report, root string) {
 // add counts what one kernel's tests came to.
 func (s *session) add(r *report) {
 	s.failed = s.failed || r.failed
-	for _, how := range []string{"PASS", "FAIL", "SKIP"} {
+	hows := []string{"PASS", "FAIL", "SKIP"}
+	if r.unsteady != "" {
+		hows = []string{"PASS", "SKIP"}
+		s.unsteady = append(s.unsteady, fmt.Sprintf("unsteady: kernel %s: %s", r.kernel.name, r.unsteady))
+	}
+	for _, how := range hows {
 		for _, c := range r.results {
 			s.count[how] += len(c.verdicts(how))
 		}

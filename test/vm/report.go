@@ -20,6 +20,9 @@ type report struct {
 	results []*result
 	done    bool
 	failed  bool
+	broken  bool // by more than tests that failed
+	// unsteady are tests that failed, and passed when they ran once more.
+	unsteady string
 }
 
 // current is the suite that runs.
@@ -68,6 +71,11 @@ func (r *report) frame(f wire.Frame) {
 }
 
 func (r *report) fault(format string, args ...any) {
+	r.broken = true
+	r.complain(format, args...)
+}
+
+func (r *report) complain(format string, args ...any) {
 	r.failed = true
 	fmt.Fprintf(r.out, "test-kernels: kernel "+r.kernel.name+": "+format+"\n", args...)
 }
@@ -109,8 +117,9 @@ func (r *report) print(c *result) {
 		}
 	}
 	for _, fault := range faults {
-		r.fault("%s: %s", c.suite.Dir, fault)
+		r.complain("%s: %s", c.suite.Dir, fault)
 	}
+	r.broken = r.broken || !c.onlyTestsFailed()
 	fmt.Fprintf(r.out, "FAIL\t%s/%s\t%.3fs\n", modulePath, c.suite.Dir, seconds)
 }
 

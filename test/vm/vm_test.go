@@ -238,6 +238,7 @@ func TestRunsAreJudged(t *testing.T) {
 		"line begun before": {frames(booted, line("fatal error: --- PASS: TestA (0.1s)"), b, ended(0), done), true},
 		"unexpected skip":   {frames(booted, a, line("--- SKIP: TestB (0.0s)"), ended(0), done), false},
 		"a test fails":      {frames(booted, a, line("--- FAIL: TestB (0.1s)"), ended(1), done), false},
+		"fails and warns":   {frames(booted, a, line("--- FAIL: TestB (0.1s)"), ended(1), done) + "echo 'WARNING: CPU' >\"${11#file:}\"\n", false},
 		"status without":    {frames(booted, a, b, ended(2), done), false},
 		"result missing":    {frames(booted, a, ended(0), done), false},
 		"suite cut off":     {frames(booted, a, b), false},
@@ -277,6 +278,9 @@ func TestRunsAreJudged(t *testing.T) {
 			s.add(r)
 			if s.failed == c.ok {
 				t.Errorf("failed: %v", s.failed)
+			}
+			if again := len(r.failedTests(1)) == 1; again != (name == "a test fails") || len(r.failedTests(0)) > 0 {
+				t.Errorf("runs once more: %v", again)
 			}
 		})
 	}

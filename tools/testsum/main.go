@@ -2,9 +2,10 @@
 // each test that failed, and the tests that took longest. Its last line counts the tests. Its exit status is 0 only if at least one test has
 // passed, none has failed, and each that was skipped may be skipped.
 //
-//	go test -json ./... | go run ./tools/testsum -may-skip FILE
+//	go test -json ./... | go run ./tools/testsum -may-skip FILE -again FILE
 //
-// FILE names tests, one a line; what follows a # is a comment. Lines of the input that are no JSON are passed on.
+// The first file names tests, one a line; what follows a # is a comment. Lines of the input that are no JSON are passed on.
+// The second is written: a line with package and name for each test that failed, if they are few and nothing else is wrong.
 package main
 
 import (
@@ -21,13 +22,18 @@ import (
 
 func main() {
 	file := flag.String("may-skip", "", "file with the names of tests that may be skipped")
+	again := flag.String("again", "", "file to write, with the tests that may run once more")
 	flag.Parse()
 	maySkip, err := names(*file)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testsum:", err)
 		os.Exit(2)
 	}
-	ok, err := run(os.Stdin, os.Stdout, maySkip)
+	s := summary{out: os.Stdout, maySkip: maySkip}
+	ok, err := s.run(os.Stdin)
+	if err == nil && *again != "" {
+		err = os.WriteFile(*again, []byte(s.again()), 0o600)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testsum:", err)
 		os.Exit(2)
@@ -72,6 +78,8 @@ type summary struct {
 	output                  map[unit]*strings.Builder
 	passed, failed, skipped int
 	failures                []string
+	failedTests             []unit // without their cases
+	broken                  bool   // by more than tests that failed
 	took                    []timed
 }
 
@@ -88,8 +96,8 @@ const (
 )
 
 // run reads events to their end and says whether all is well.
-func run(in io.Reader, out io.Writer, maySkip map[string]bool) (bool, error) {
-	s := summary{out: out, maySkip: maySkip, output: map[unit]*strings.Builder{}}
+func (s *summary) run(in io.Reader) (bool, error) {
+	s.output = map[unit]*strings.Builder{}
 	lines := bufio.NewReader(in)
 	for {
 		line, err := lines.ReadString('\n')
@@ -106,12 +114,13 @@ func run(in io.Reader, out io.Writer, maySkip map[string]bool) (bool, error) {
 	s.unfinished()
 	s.showSlowest()
 	for _, failure := range s.failures {
-		fmt.Fprintln(out, failure)
+		fmt.Fprintln(s.out, failure)
 	}
 	if s.passed == 0 {
-		fmt.Fprintln(out, "no test has passed")
+		s.broken = true
+		fmt.Fprintln(s.out, "no test has passed")
 	}
-	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
+	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
 	return s.passed > 0 && len(s.failures) == 0, nil
 }
 
@@ -162,11 +171,15 @@ func (s *summary) verdict(u unit, e event) {
 	case "skip":
 		s.skipped++
 		if !s.maySkip[u.Test] {
+			s.broken = true
 			s.failures = append(s.failures, fmt.Sprintf("skipped without leave: %s %s", u.Package, u.Test))
 			s.show(u)
 		}
 	case "fail":
 		s.failed++
+		if !strings.Contains(u.Test, "/") {
+			s.failedTests = append(s.failedTests, u)
+		}
 		s.failures = append(s.failures, fmt.Sprintf("failed: %s %s", u.Package, u.Test))
 		s.show(u)
 	}
@@ -176,6 +189,7 @@ func (s *summary) verdict(u unit, e event) {
 func (s *summary) endPackage(u unit, e event) {
 	word := map[string]string{"pass": "ok", "fail": "FAIL", "skip": "-"}[e.Action]
 	if e.Action == "fail" {
+		s.broken = s.broken || !slices.ContainsFunc(s.failedTests, func(t unit) bool { return t.Package == u.Package })
 		s.failures = append(s.failures, "failed: "+u.Package)
 		s.show(u)
 	}
@@ -193,9 +207,25 @@ func (s *summary) showSlowest() {
 // unfinished reports what has begun and never ended, as when the process was killed.
 func (s *summary) unfinished() {
 	for u := range s.output {
+		s.broken = true
 		s.failures = append(s.failures, strings.TrimSpace(fmt.Sprintf("never ended: %s %s", u.Package, u.Test)))
 		s.show(u)
 	}
+}
+
+// few is how many failed tests at most run once more.
+const few = 3
+
+// again are the tests that may run once more, a line each; none where that could not make all well.
+func (s *summary) again() string {
+	if s.broken || len(s.failedTests) > few {
+		return ""
+	}
+	var lines strings.Builder
+	for _, t := range s.failedTests {
+		fmt.Fprintln(&lines, t.Package, t.Test)
+	}
+	return lines.String()
 }
 
 func (s *summary) show(u unit) {

@@ -35,6 +35,7 @@ type runCase struct {
 	shows   []string
 	hides   []string
 	maySkip string
+	again   string
 }
 
 func runCases() map[string]runCase {
@@ -45,9 +46,17 @@ func runCases() map[string]runCase {
 			hides: []string{"said by A", "=== RUN"},
 		},
 		"one fails": {
-			in:    pkg("fail", passA, failB),
+			in: pkg("fail", passA, failB), again: "p TestB\n",
 			shows: []string{"b_test.go:7: is wrong", "failed: p TestB\n", "FAIL     1.5 s  p\n", "1 passed, 1 failed, 0 skipped\n"},
 			hides: []string{"said by A"},
+		},
+		"many fail": {
+			in:    pkg("fail", passA, failB, failB, failB, failB),
+			shows: []string{"1 passed, 4 failed, 0 skipped\n"},
+		},
+		"one fails and one is cut off": {
+			in:    pkg("fail", passA, failB) + runD + "\n",
+			shows: []string{"failed: p TestB\n", "never ended: p TestD\n"},
 		},
 		"a skip": {
 			in:    pkg("pass", passA, skipC),
@@ -81,9 +90,13 @@ func TestRun(t *testing.T) {
 	for name, c := range runCases() {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			ok, err := run(strings.NewReader(c.in), &out, map[string]bool{c.maySkip: true})
+			s := summary{out: &out, maySkip: map[string]bool{c.maySkip: true}}
+			ok, err := s.run(strings.NewReader(c.in))
 			if err != nil {
 				t.Fatal(err)
+			}
+			if again := s.again(); again != c.again {
+				t.Errorf("%q runs once more, want %q", again, c.again)
 			}
 			if ok != c.ok {
 				t.Errorf("ok is %v, want %v", ok, c.ok)
