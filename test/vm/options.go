@@ -71,9 +71,10 @@ var narrowed = map[string]selection{"6.12": {
 	"pkg/bpffs": nothing, "cmd/ebpfctl": nothing, "test/lab": nothing,
 	"pkg/datapath": tests("TestVerifier", "TestProbe.*", "TestUpgradeReplacesEveryAttachment", "TestLoadChangesHowProgramsAreAttached",
 		"TestRemoveLeavesNothingOfOurs"),
-	"cni":       tests("TestOrderOfAdd", "TestInTheHandsOfLibcni"),
-	"test/e2e":  tests("TestEverybodyReachesEverybody", "TestForeignProgramsBesideOurs"),
-	"test/prog": tests(mainPaths...),
+	"cni":      tests("TestOrderOfAdd", "TestInTheHandsOfLibcni"),
+	"test/e2e": tests("TestEverybodyReachesEverybody", "TestForeignProgramsBesideOurs"),
+	"test/prog": tests("Test.*Verdicts", "Test.*OnTheWire", "TestWorldOpensFlow", "TestMasqueradedFlow", "TestNodePort", "TestFragmentedBothWays",
+		"TestICMPErrorFromWorld", "TestHostSocketsAvoided", "TestBesideNetfilter", "TestSweepInSlices", "TestRandomPackets"),
 }}
 
 // selection says by directory which of a package's tests run, as -run does; a package that is not named runs all of its own.
