@@ -47,19 +47,19 @@ EC_CALL enum verdict from_pod_to_itself(struct __sk_buff *ctx, struct scratch *s
 }
 
 /*
- * To a neighbour that does not resolve yet. The stack queues the packet, asks for the
- * neighbour, and answers host unreachable. But a firewall there may drop, as invalid,
- * what belongs to a flow that began past it, before anybody asks: redirection queues
- * and asks as well.
+ * To a neighbour that does not resolve yet. The stack queues the packet, asks for the neighbour, and answers host
+ * unreachable. But a firewall there may drop the packet before anybody asks, whatever its flow began with; redirection
+ * queues and asks, and tells the sender nothing. What may open a flow takes both ways in turn.
  */
-EC_INLINE enum verdict from_pod_waits(struct __sk_buff *ctx, struct pkt *pkt, const struct path *path)
+EC_INLINE enum verdict from_pod_waits(struct __sk_buff *ctx, struct pkt *pkt, struct path *path)
 {
-	if (!path->unresolved)
+	if (!path->unresolved || (pkt_l4(ctx, pkt) && !nf_may_open(pkt)))
 		return VERDICT_GO_ON;
-	return !pkt_l4(ctx, pkt) || nf_may_open(pkt) ? VERDICT_STACK : VERDICT_GO_ON;
+	path->redirected = !path->redirected;
+	return path->redirected ? VERDICT_GO_ON : VERDICT_STACK;
 }
 
-EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
+EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, struct path *path)
 {
 	struct pkt *pkt = &s->pkt;
 

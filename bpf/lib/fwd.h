@@ -43,13 +43,6 @@ EC_INLINE enum verdict fwd_along(struct __sk_buff *ctx, const struct pkt *pkt, c
 	return VERDICT_FORWARDED;
 }
 
-/* Gives the path a device's MTU: of a neighbour that does not resolve the kernel says none. */
-EC_INLINE bool fwd_device_mtu(struct __sk_buff *ctx, __u32 ifindex, struct path *p)
-{
-	p->mtu = 1; /* the length that is asked about, and then the answer */
-	return bpf_check_mtu(ctx, ifindex, &p->mtu, 0, 0) >= 0;
-}
-
 /*
  * Finds the way to the container behind a bridge that has the packet's destination, which is cached as a path is.
  * Redirection queues the packet and asks for a container that does not resolve, as the stack would; of that its sender
@@ -72,7 +65,7 @@ EC_CALL enum verdict fwd_find_container(struct __sk_buff *ctx, struct scratch *s
 			path_keep(p, ctx->ifindex, &s->pkt);
 		else if (path_ask(owner, ctx->ifindex, &s->pkt, p) < 0)
 			return -DROP_NEIGHBOUR_LIMIT;
-		else if (!fwd_device_mtu(ctx, bridge, p))
+		else if (!path_device_mtu(ctx, bridge, p))
 			return VERDICT_STACK;
 	}
 	return p->ifindex == bridge && offload_fits(ctx, &s->pkt, p->mtu) ? VERDICT_GO_ON : VERDICT_STACK;

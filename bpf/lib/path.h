@@ -45,6 +45,7 @@ struct path {
 	bool tunnel;              /* through the tunnel, not out of an uplink */
 	bool learnt;              /* the tunnel's mtu is learnt_mtu, by which the stack fragments nothing */
 	bool unresolved;          /* the kernel does not know the next hop's Ethernet address yet */
+	bool redirected;          /* so was the last packet that could open a flow while it did not */
 };
 
 /*
@@ -331,13 +332,22 @@ EC_INLINE bool path_leaves(const struct pkt *pkt, const struct addr *dst, struct
 	return path_source(p->ifindex, pkt->family, dst, &p->snat_address);
 }
 
-/* By the kernel's routing table, if that leads out of an uplink of ours. */
+/* Gives the path a device's MTU: of a neighbour that does not resolve the kernel says none. */
+EC_INLINE bool path_device_mtu(struct __sk_buff *ctx, __u32 ifindex, struct path *p)
+{
+	p->mtu = 1; /* the length that is asked about, and then the answer */
+	return bpf_check_mtu(ctx, ifindex, &p->mtu, 0, 0) >= 0;
+}
+
+/* By the kernel's routing table, if that leads out of an uplink of ours, whether or not the next hop resolves. */
 EC_INLINE enum verdict path_by_route(struct __sk_buff *ctx, const struct pkt *pkt, struct path *p)
 {
 	enum verdict verdict = path_route(ctx, pkt, &pkt->tuple.dst, p);
 
 	if (p->unresolved)
-		return path_ask(ctx->ifindex, ctx->ifindex, pkt, p);
+		verdict = path_ask(ctx->ifindex, ctx->ifindex, pkt, p) < 0 ? -DROP_NEIGHBOUR_LIMIT
+			  : path_device_mtu(ctx, p->ifindex, p)            ? VERDICT_GO_ON
+									   : VERDICT_STACK;
 	return verdict || path_leaves(pkt, &pkt->tuple.dst, p) ? verdict : VERDICT_STACK;
 }
 
@@ -348,6 +358,7 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 	struct destination *to = path_destination(&pkt->tuple.dst);
 	enum verdict verdict = VERDICT_GO_ON;
 
+	p->redirected = p->redirected && path_names(p, ctx->ifindex, pkt);
 	path_begin(p, to);
 	if (cfg.services && p->kind == DESTINATION_SERVICE)
 		return config_yields(config, pkt->family) ? VERDICT_STACK : -DROP_NO_SERVICE;

@@ -41,27 +41,9 @@ func TestForwardPolicyDrop(t *testing.T) {
 			eventually(t, 2*time.Second, when, func() bool { return accepts(t, node, program) == want })
 		})
 	}
-	// open has every pod open its first connections since the nodes have forgotten their neighbours.
-	open := func() (err error) {
-		for _, family := range families {
-			for from, to := range map[*lab.Pod]*lab.Pod{pods[0]: pods[1], pods[1]: pods[0]} {
-				for _, at := range []netip.AddrPort{serveOver(t, to.Namespace, family), serveOver(t, l.Outside, family)} {
-					for _, node := range l.Nodes {
-						runOn(t, node, "ip", "neigh", "flush", "dev", lab.Uplink)
-					}
-					if _, err := from.TCP(within(t, 5*time.Second), at); err != nil {
-						return err
-					}
-				}
-			}
-		}
-		return nil
-	}
 	each(func(node *lab.Node, program string) { runOn(t, node, program, "-P", "FORWARD", "DROP") })
 	stand("accepts stand", 2)
-	if err := open(); err != nil {
-		t.Error(err)
-	}
+	openFirst(t, l, pods)
 	each(func(node *lab.Node, program string) { runOn(t, node, program, "-F", "FORWARD") })
 	stand("accepts are put back", 2)
 	node := l.Nodes[0]
@@ -78,4 +60,34 @@ func TestForwardPolicyDrop(t *testing.T) {
 	if n := accepts(t, node, netfilters[wire.IPv4].iptables+"-nft") + accepts(t, node, netfilters[wire.IPv6].iptables+"-nft"); n != 0 {
 		t.Errorf("cleanup left %d accepts", n)
 	}
+}
+
+// openFirst has each of two pods open connections, each the first since the nodes have forgotten their neighbours.
+func openFirst(t *testing.T, l *lab.Lab, pods []*lab.Pod) {
+	t.Helper()
+	for _, family := range families {
+		for from, to := range map[*lab.Pod]*lab.Pod{pods[0]: pods[1], pods[1]: pods[0]} {
+			for _, at := range []netip.AddrPort{serveOver(t, to.Namespace, family), serveOver(t, l.Outside, family)} {
+				for _, node := range l.Nodes {
+					runOn(t, node, "ip", "neigh", "flush", "dev", lab.Uplink)
+				}
+				if _, err := from.TCP(within(t, 5*time.Second), at); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+}
+
+// Where a rule of the administrator's drops all that the stack forwards, neighbours are asked for past it.
+func TestForwardRuleDrop(t *testing.T) {
+	t.Parallel()
+	l := startCluster(t, lab.Options{Nodes: 2, Families: families})
+	pods := []*lab.Pod{addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "b")}
+	for _, node := range l.Nodes {
+		for _, family := range families {
+			runOn(t, node, netfilters[family].iptables+"-nft", "-A", "FORWARD", "-j", "DROP")
+		}
+	}
+	openFirst(t, l, pods)
 }

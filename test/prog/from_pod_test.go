@@ -43,7 +43,8 @@ func TestFromPodVerdicts(t *testing.T) {
 			{"other node, IP options", change(remote, options), "stack"},
 			{"other node, larger than the link", change(remote, long), tooBig},
 			{"other node, off link", tcp(podA, 40000, lost, 80, syn), "drop NODE_OFF_LINK"},
-			{"other node, does not resolve", tcp(podA, 40000, mute, 80, syn), "stack"},
+			{"other node, does not resolve", tcp(podA, 40000, mute, 80, syn), "forwarded"},
+			{"other node, does not resolve, again", tcp(podA, 40000, mute, 80, syn), "stack"},
 			{"address of a node", tcp(podA, 40000, node2IP, 80, syn), "forwarded"},
 			{"address of a node, last hop", change(node2IP, last), "stack"},
 			{"native", tcp(podA, 40000, native, 80, syn), "forwarded"},
@@ -57,7 +58,8 @@ func TestFromPodVerdicts(t *testing.T) {
 			{"world, second uplink", tcp(podA, 40000, world2, 80, syn), "forwarded"},
 			{"world, uplink without address", tcp(podA, 40000, bare, 80, syn), "drop NO_SNAT_ADDRESS"},
 			{"world, link without our programs", tcp(podA, 40000, foreign, 80, syn), "stack"},
-			{"world, neighbour does not resolve", tcp(podA, 40000, silentIP, 80, syn), "stack"},
+			{"world, neighbour does not resolve", tcp(podA, 40000, silentIP, 80, syn), "forwarded"},
+			{"world, neighbour does not resolve, again", tcp(podA, 40000, silentIP, 80, syn), "stack"},
 			{"world, unknown protocol", change(world, gre), "drop UNKNOWN_PROTOCOL"},
 			{"world, last hop", change(world, last), "stack"},
 			{"world, IP options", change(world, options), "stack"},
@@ -288,6 +290,7 @@ func TestFromPodNeighbourCheckedAgain(t *testing.T) {
 		}
 		v.Node, v.NeighbourChecked = b.addr(silentIP), v.NeighbourChecked-uint64(200e6)
 		must(t, b.destinations.Put(key, v))
+		b.fromPod(udp(podA, 40000, remote, 80)).is("forwarded")
 		b.fromPod(udp(podA, 40000, remote, 80)).is("stack")
 	})
 }

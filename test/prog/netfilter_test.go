@@ -25,7 +25,7 @@ func sctp(src, dst string) packet {
 }
 
 // What began past the stack goes on past it, also to a neighbour that does not resolve yet: a firewall would drop it as invalid, before
-// anybody asks for the neighbour. What may begin there is the stack's.
+// anybody asks for the neighbour. What may begin there takes both ways in turn.
 func TestFlowsToUnresolved(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for _, with := range []option{besideNetfilter, func(*config.NodeConfig) {}} {
@@ -35,9 +35,12 @@ func TestFlowsToUnresolved(t *testing.T) {
 				want string
 			}{
 				{tcp(podA, 80, mute, 5000, syn|ack), "forwarded"},
+				{ping(podA, 7, mute), "forwarded"},
 				{ping(podA, 7, mute), "stack"},
 				{ping(mute, 7, podA).replied(), "forwarded"},
+				{tcp(podA, 5000, mute, 80, syn), "forwarded"},
 				{tcp(podA, 5000, mute, 80, syn), "stack"},
+				{udp(podA, 5000, mute, 53), "forwarded"},
 				{udp(podA, 5000, mute, 53), "stack"},
 			} {
 				b.fromPod(c.p).is(c.want)

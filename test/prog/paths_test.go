@@ -31,7 +31,7 @@ func TestPathsAreKeptForAMoment(t *testing.T) {
 			{
 				remote,
 				func() { turnInto("10.244.2.0/24", behind(node2IP)) },
-				func() { turnInto("10.244.2.0/24", behind(silentIP)) },
+				func() { turnInto("10.244.2.0/24", destinations.Value{Kind: destinations.Host}) },
 			},
 			{
 				node2IP,
@@ -41,7 +41,7 @@ func TestPathsAreKeptForAMoment(t *testing.T) {
 			{
 				beyond,
 				func() { turnInto("10.244.5.0/24", b.byTunnel(destinations.PodCIDR)) },
-				func() { turnInto("10.244.5.0/24", behind(silentIP)) },
+				func() { turnInto("10.244.5.0/24", destinations.Value{Kind: destinations.Host}) },
 			},
 			{
 				world,
