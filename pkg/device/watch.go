@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -51,6 +52,9 @@ type Event struct {
 // receiveBuffer is how many bytes of events may wait: tens of thousands.
 const receiveBuffer = 4 << 20
 
+// gatherTime is how long events gather once all that waited have been heard. A thousand a second would wake the process as often.
+const gatherTime = 5 * time.Millisecond
+
 // Watch calls hear for every change of links, addresses, routes, rules, filters and the settings of links in the
 // namespace of the calling goroutine's thread, until ctx ends. The first event is Lost: nobody has told of what changed
 // before the subscription stood.
@@ -75,7 +79,7 @@ func watch(ctx context.Context, hear func(Event), what string, family int, group
 	hear(Event{Kind: Lost})
 	buffer := make([]byte, nl.RECEIVE_BUFFER_SIZE)
 	// The kernel tells of a loss at once, and then loses everything until what waits has been read.
-	lost := false
+	lost, heard := false, false
 	for ctx.Err() == nil {
 		var n int
 		var received error
@@ -85,11 +89,15 @@ func watch(ctx context.Context, hear func(Event), what string, family int, group
 				lost = false
 				hear(Event{Kind: Lost})
 			}
-			return !errors.Is(received, unix.EAGAIN)
+			return heard || !errors.Is(received, unix.EAGAIN)
 		})
 		switch err = errors.Join(err, received); {
 		case err == nil:
 			decodeEvents(buffer[:n], family, hear)
+			heard = true
+		case errors.Is(err, unix.EAGAIN):
+			heard = false
+			time.Sleep(gatherTime)
 		case errors.Is(err, unix.ENOBUFS):
 			lost = true
 			hear(Event{Kind: Lost})
