@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/gaissmai/bart"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -65,7 +67,7 @@ func (c *modeController) surroundingsBefore() netfilter.Surroundings {
 	if err != nil {
 		return nowhere
 	}
-	v, err := look(c.host, c.cfg, used, &podView{})
+	v, err := look(c.host, c.cfg, used, earlier{pods: &podView{}, asked: func() *bart.Lite { return &bart.Lite{} }})
 	if err != nil {
 		return nowhere
 	}

@@ -90,7 +90,7 @@ func (l *loop) assertReady(t *testing.T) {
 // assertWhole looks anew whether anything is missing of an endpoint.
 func (l *loop) assertWhole(t *testing.T, e endpoint.Endpoint) {
 	t.Helper()
-	v, err := look(l.host, l.cfg, plan.FamilySet{wire.IPv4: true}, nil)
+	v, err := look(l.host, l.cfg, plan.FamilySet{wire.IPv4: true}, earlier{asked: l.asked})
 	if err != nil {
 		t.Fatal(err)
 	}

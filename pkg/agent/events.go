@@ -7,11 +7,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/gaissmai/bart"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -28,6 +28,8 @@ const (
 	urgent
 	// ofPods is a change of something that a pod of this node needs.
 	ofPods
+	// lost is a loss of events on a node with very many routes, where their changes alone may be too many.
+	lost
 )
 
 // outline is what decides whether an event calls for a pass: what the newest look has found, and what is planned for
@@ -50,6 +52,8 @@ type outline struct {
 	*intent
 	// used are the families that were looked at.
 	used plan.FamilySet
+	// many is set where there are very many routes.
+	many *routeFilter
 	// told says that the kernel tells when a program is taken away, at least one of those that see what is sent to pods.
 	told bool
 }
@@ -58,6 +62,9 @@ type outline struct {
 func (o *outline) weigh(e device.Event) trigger {
 	switch e.Kind {
 	case device.Lost:
+		if o != nil && o.many != nil {
+			return lost | ofPods
+		}
 		return urgent | ofPods
 	case device.PolicyEvent:
 		return urgent
@@ -186,6 +193,8 @@ func (o *outline) weighRoute(r device.Route, gone bool) trigger {
 		return urgent | ofPods
 	case r.Dst.Bits() == 0, o.routes[r.Dst] && r.HasUsualPriority(): // in the place of ours
 		return urgent
+	case o.many.ignores(r, gone):
+		return 0
 	case !host && !gone && o.isNewWay(r): // which needs programs before pods' packets take it
 		return urgent
 	case host && r.TOS == 0 && !r.Source.IsValid() && !o.concerns(r.Dst.Addr()) && !o.concerns(r.Gateway):
@@ -204,6 +213,7 @@ func (o *outline) isNewWay(r device.Route) bool {
 
 // intent is what of a plan decides on events.
 type intent struct {
+	planned map[destinations.Key]destinations.Value
 	// routes are the prefixes of the routes that we want.
 	routes map[netip.Prefix]bool
 	// destinations are the prefixes that are not simply the world; made when first asked for.
@@ -212,7 +222,7 @@ type intent struct {
 
 // newIntent may be asked by another goroutine than the one that plans, so it keeps the plan that it was given.
 func newIntent(p plan.Result) *intent {
-	i := &intent{routes: make(map[netip.Prefix]bool, len(p.Routes)), destinations: sync.OnceValue(func() *bart.Lite {
+	i := &intent{planned: p.Destinations, routes: make(map[netip.Prefix]bool, len(p.Routes)), destinations: sync.OnceValue(func() *bart.Lite {
 		t := &bart.Lite{}
 		for key := range p.Destinations {
 			t.Insert(key.Netip())
@@ -225,6 +235,19 @@ func newIntent(p plan.Result) *intent {
 	return i
 }
 
+// same reports whether two, of which the other one may be nil, decide on events in the same way.
+func (i *intent) same(o *intent) bool {
+	if o == nil || len(i.planned) != len(o.planned) || !maps.Equal(i.routes, o.routes) {
+		return false
+	}
+	for key := range i.planned {
+		if _, there := o.planned[key]; !there {
+			return false
+		}
+	}
+	return true
+}
+
 // concerns reports whether an address is in the cluster, or is to be treated as if it were.
 func (i *intent) concerns(a netip.Addr) bool { return i.destinations().Contains(a) }
 
@@ -233,7 +256,7 @@ func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) 
 	o := &outline{
 		links: make(map[int]device.Link, len(v.links)), uplinks: map[int]bool{}, addresses: map[device.Address]bool{},
 		pods: make(map[int]endpoint.ID, len(v.endpoints)), podAddresses: make(map[netip.Addr]endpoint.ID, len(v.endpoints)),
-		used: v.used, tables: v.tables(), intent: i, told: told, released: released,
+		used: v.used, many: v.many, tables: v.tables(), intent: i, told: told, released: released,
 	}
 	maps.Copy(o.links, v.links) // which repairs write to
 	for _, l := range v.uplinks {
@@ -349,12 +372,15 @@ func (a *alarm) begin() trigger {
 // found puts an outline in force.
 func (a *alarm) found(o *outline) {
 	a.mu.Lock()
-	kept := a.kept
+	kept, former := a.kept, a.outline.Load()
 	a.outline.Store(o)
 	a.looking, a.kept = false, nil
 	a.mu.Unlock()
 	for _, e := range kept {
 		a.ring(o.weigh(e))
+	}
+	if former != nil && former.many != nil && a.ignored.Load() && !former.many.ignoresLike(o.many) { // during the look
+		a.ring(casual)
 	}
 }
 
@@ -363,31 +389,4 @@ func (a *alarm) planned() {
 	if a.ignored.Load() {
 		a.ring(urgent)
 	}
-}
-
-const (
-	// Passes for such reasons take at most one part in so many of a processor.
-	casualShare, urgentShare = 50, 10
-	// maxUrgentPause is how long what is ours may be gone although passes take long, maxCasualPause how long others' changes wait.
-	maxUrgentPause = 700 * time.Millisecond
-	maxCasualPause = 5 * time.Second
-)
-
-// pause is how long after a pass that cost so much processor time another one may begin.
-func (t trigger) pause(cost time.Duration) time.Duration {
-	if t&urgent != 0 {
-		return min(max(minPassInterval, urgentShare*cost), maxUrgentPause)
-	}
-	return min(max(minPassInterval, casualShare*cost), maxCasualPause)
-}
-
-// tables are those that rules lead to, but for the usual ones.
-func (v *view) tables() map[int]bool {
-	tables := map[int]bool{}
-	for _, r := range v.rules {
-		if !slices.Contains([]int{unix.RT_TABLE_UNSPEC, unix.RT_TABLE_LOCAL, unix.RT_TABLE_MAIN, unix.RT_TABLE_DEFAULT}, r.Table) {
-			tables[r.Table] = true
-		}
-	}
-	return tables
 }

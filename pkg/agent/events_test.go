@@ -291,17 +291,21 @@ func TestAlarmRingsOnceForAReason(t *testing.T) {
 
 func TestPausesGrowWithWhatPassesCost(t *testing.T) {
 	for _, tt := range []struct {
-		trigger    trigger
-		cost, want time.Duration
+		trigger             trigger
+		cost, reading, want time.Duration
 	}{
-		{casual, 0, minPassInterval},
-		{casual, 40 * time.Millisecond, 2 * time.Second},
-		{casual, time.Minute, maxCasualPause},
-		{urgent | casual, time.Millisecond, minPassInterval},
-		{urgent, 40 * time.Millisecond, 400 * time.Millisecond},
-		{urgent, time.Minute, maxUrgentPause},
+		{casual, 0, 0, minPassInterval},
+		{casual, 40 * time.Millisecond, 0, 2 * time.Second},
+		{casual, time.Minute, 0, maxCasualPause},
+		{casual, time.Minute, time.Second, readingShare * time.Second},
+		{urgent | casual, time.Millisecond, 0, minPassInterval},
+		{urgent, 40 * time.Millisecond, 0, 400 * time.Millisecond},
+		{urgent, time.Minute, 0, maxUrgentPause},
+		{urgent | lost, time.Minute, time.Second, maxUrgentPause},
+		{lost | ofPods, 40 * time.Millisecond, 0, 400 * time.Millisecond},
+		{lost | ofPods, time.Minute, time.Second, readingShare * time.Second},
 	} {
-		if got := tt.trigger.pause(tt.cost); got != tt.want {
+		if got := tt.trigger.pause(tt.cost, tt.reading); got != tt.want {
 			t.Errorf("%b after %v: %v, want %v", tt.trigger, tt.cost, got, tt.want)
 		}
 	}

@@ -22,10 +22,11 @@ type defaultExit struct {
 	links    []int
 }
 
-// add counts a route, unless it is ours, a single address's, or leads nowhere. Destinations in native are no part of the world.
-func (e *exits) add(r device.Route, native []netip.Prefix) {
+// add counts a route, unless it is ours, a single address's, or leads nowhere. Destinations in native are no part of the world. It reports
+// whether the sum is another one.
+func (e *exits) add(r device.Route, native []netip.Prefix) (changed bool) {
 	if r.Protocol == device.Protocol || r.Unreachable || r.Dst.IsSingleIP() || isOfLink(r.Dst.Addr()) {
-		return
+		return false
 	}
 	of := &e[wire.FamilyOf(r.Dst.Addr())]
 	if of.links == nil {
@@ -36,12 +37,12 @@ func (e *exits) add(r device.Route, native []netip.Prefix) {
 		toWorld = netip.Prefix{}
 	}
 	for _, index := range r.Links() {
-		if have := of.links[index]; !have.IsValid() {
-			of.links[index] = toWorld
+		if have, known := of.links[index]; !known || !have.IsValid() && toWorld.IsValid() {
+			of.links[index], changed = toWorld, true
 		}
 	}
 	if r.Dst.Bits() != 0 {
-		return
+		return changed
 	}
 	best, has := of.defaults[r.Table]
 	if !has || r.Priority < best.priority {
@@ -51,6 +52,7 @@ func (e *exits) add(r device.Route, native []netip.Prefix) {
 		best.links = append(best.links, r.Links()...)
 	}
 	of.defaults[r.Table] = best
+	return true
 }
 
 // has reports whether routes of a family lead over a link.

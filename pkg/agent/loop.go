@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gaissmai/bart"
+
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -111,7 +113,11 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 			due.within(l.next)
 		case <-due.timer.C:
 			whole := due.begin()
-			due.end(l.passOver(ctx, whole))
+			again := l.passOver(ctx, whole)
+			if l.view != nil {
+				due.reading = l.view.reading
+			}
+			due.end(again)
 		}
 	}
 }
@@ -170,6 +176,9 @@ func (l *loop) passOver(ctx context.Context, whole bool) time.Duration {
 // is enough.
 func (l *loop) replan(ctx context.Context) bool {
 	defer l.status.took(kindReplan, time.Now())
+	if !l.knowsRoutes() {
+		l.alarm.ring(urgent)
+	}
 	l.makePlan()
 	well := l.doSteps(ctx, onNodes)
 	l.judge()
@@ -210,6 +219,14 @@ func (l *loop) used() plan.FamilySet {
 	return plan.Used(l.cfg.Node, l.nodes, l.standing, l.sysctls.lacks())
 }
 
+// asked are the prefixes whose routes the next plan looks for.
+func (l *loop) asked() *bart.Lite {
+	return plan.AskedAbout(l.nodes, l.standing, slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster))
+}
+
+// knowsRoutes reports whether the newest look has kept all routes that the next plan looks for.
+func (l *loop) knowsRoutes() bool { return l.view.many == nil || l.view.many.covers(l.asked()) }
+
 // look lists what there is, and hands it to the controllers before anything is planned.
 func (l *loop) look(s *state) error {
 	// The map first, the state files after it: the plugin writes in the other
@@ -221,10 +238,13 @@ func (l *loop) look(s *state) error {
 			return err
 		}
 	}
-	known := l.endpoints.known
+	known := earlier{pods: l.endpoints.known, asked: l.asked}
 	if s.pods {
-		known = nil
+		known.pods = nil
 		l.endpoints.begin()
+	}
+	if s.view != nil {
+		known.many = s.view.many
 	}
 	v, err := look(l.host, l.cfg, l.used(), known)
 	if err != nil {
@@ -248,6 +268,7 @@ func (l *loop) look(s *state) error {
 
 // makePlan plans for the newest look and the newest Nodes, unless the same would come out again.
 func (l *loop) makePlan() {
+	intentBefore := l.intent
 	now := &basis{l.view.facts(), l.standing, l.known, l.rangesOfServices()}
 	if p := l.planned; p == nil || p.known != now.known || !p.ranges.equal(now.ranges) || !p.before.Equal(now.before) || !p.facts.Equal(now.facts) {
 		l.state.plan = plan.Make(plan.Input{
@@ -257,7 +278,9 @@ func (l *loop) makePlan() {
 		})
 		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false
 		l.moved = true
-		defer l.alarm.planned()
+		if l.view.many == nil || !l.intent.same(intentBefore) { // of very many routes the first ones of a kind change all the time
+			defer l.alarm.planned()
+		}
 	}
 	l.alarm.found(newOutline(l.view, l.intent, l.dp.RemovalIsTold() || l.frontends(), l.endpoints.released).withBridges(l.view.bridges, l.cfg.Bridges))
 }

@@ -16,6 +16,7 @@ type schedule struct {
 	began, ended time.Time     // the newest pass
 	cost         time.Duration // the processor time that this process used meanwhile
 	spent        time.Duration // processor time until it began
+	reading      time.Duration // what very many routes took of the cost
 }
 
 func newSchedule(first time.Duration) *schedule {
@@ -34,7 +35,7 @@ func (s *schedule) within(d time.Duration) {
 // called has a pass begin for what events have been about, as soon as passes for such reasons may.
 func (s *schedule) called(t trigger) {
 	if t != 0 {
-		s.bring(time.Now().Add(max(passDelay, t.pause(s.cost)-time.Since(s.ended))))
+		s.bring(time.Now().Add(max(passDelay, t.pause(s.cost, s.reading)-time.Since(s.ended))))
 	}
 }
 
@@ -55,12 +56,40 @@ func (s *schedule) begin() (whole bool) {
 func (s *schedule) end(again time.Duration) {
 	s.ended = time.Now()
 	s.cost = processorTime() - s.spent
+	rest := max(resync, restShare*s.reading)
 	if !s.began.Before(s.whole) {
-		s.whole = s.ended.Add(resync)
+		s.whole = s.ended.Add(rest)
 	}
 	s.next = s.whole
 	s.timer.Reset(time.Until(s.next))
+	if again >= resync {
+		again = rest
+	}
 	s.within(again)
+}
+
+const (
+	// Passes for such reasons take at most one part in so many of a processor.
+	casualShare, urgentShare = 50, 10
+	// readingShare is that of reading very many routes for such reasons, restShare without a reason.
+	readingShare, restShare = 15, 40
+	// maxUrgentPause is how long what is ours may be gone although passes take long, maxCasualPause how long others' changes wait.
+	maxUrgentPause = 700 * time.Millisecond
+	maxCasualPause = 5 * time.Second
+)
+
+// pause is how long after a pass that cost so much processor time another one may begin. reading is what very many routes took of it:
+// what others change all the time may not have them read too often.
+func (t trigger) pause(cost, reading time.Duration) time.Duration {
+	share, most := casualShare, maxCasualPause
+	if t&(urgent|lost) != 0 {
+		share, most = urgentShare, maxUrgentPause
+	}
+	pause := min(max(minPassInterval, time.Duration(share)*cost), most)
+	if t&urgent == 0 {
+		pause = max(pause, readingShare*reading)
+	}
+	return pause
 }
 
 // processorTime is what this process has used since it began. By the clock, a pass takes longer on a busy machine, but costs no

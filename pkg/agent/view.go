@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -33,8 +34,12 @@ type view struct {
 	recent []plan.Recent
 	// others are the routes of tables that rules lead to, but for the main one.
 	others []device.Route
-	exits  exits // of routes and others
-	rules  []device.Rule
+	// many is set where there are so many routes that routes and others are those alone that decide on something; reading is
+	// the processor time that the look took then.
+	many    *routeFilter
+	reading time.Duration
+	exits   exits // of routes and others
+	rules   []device.Rule
 	// marked says which rule of netfilter's marks pods' packets with what a rule here asks for; empty: none.
 	marked    string
 	policies  []device.Policy
@@ -67,51 +72,40 @@ func lookAtPods(host *device.Handle, stateDir string) (v podView, err error) {
 }
 
 // look lists everything anew, or takes over what is known of pods.
-func look(host *device.Handle, cfg Config, used plan.FamilySet, known *podView) (*view, error) {
+func look(host *device.Handle, cfg Config, used plan.FamilySet, known earlier) (*view, error) {
+	started := processorTime()
 	v := &view{used: used, links: map[int]device.Link{}, podRoutes: map[int][]device.Route{}}
 	var links []device.Link
 	var errs [6]error
 	// The state files first: what they describe was there before they were written.
-	if known != nil {
-		v.podView = *known
+	if known.pods != nil {
+		v.podView = *known.pods
 	} else {
 		v.podView, errs[0] = lookAtPods(host, cfg.State)
 	}
 	links, errs[1] = host.Links()
 	v.addresses, errs[2] = host.Addresses()
 	v.local, v.broadcast, errs[3] = host.LocalTable(v.families()...)
-	errs[4] = v.lookAtRoutes(host)
+	for _, l := range links {
+		v.links[l.Index] = l
+	}
+	errs[4] = v.lookAtRoutes(host, cfg, known)
 	v.settings, errs[5] = host.Settings()
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
-	}
-	for _, l := range links {
-		v.links[l.Index] = l
 	}
 	for _, r := range v.routes {
 		if r.Protocol == device.Protocol && r.Dst.IsSingleIP() {
 			v.podRoutes[r.Index] = append(v.podRoutes[r.Index], r)
 		}
 	}
+	if v.many != nil {
+		v.reading = processorTime() - started
+	}
 	v.findExits(cfg)
 	v.uplinks = v.findUplinks(cfg.Uplinks, cfg.Bridges)
 	v.bridges = v.findBridges(cfg.Bridges)
 	return v, nil
-}
-
-// lookAtRoutes lists what decides on packets' ways.
-func (v *view) lookAtRoutes(host *device.Handle) (err error) {
-	if v.routes, err = host.RoutesOf(v.families()...); err != nil {
-		return err
-	}
-	if v.rules, err = device.Rules(v.families()...); err != nil {
-		return err
-	}
-	if v.others, err = host.TableRoutes(v.tables(), v.families()...); err != nil {
-		return err
-	}
-	v.policies, err = device.Policies(v.families()...)
-	return err
 }
 
 // families are those that were looked at, as the kernel numbers them.

@@ -1,11 +1,10 @@
 package device
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -30,28 +29,38 @@ func openStrict() (*nl.SocketHandle, error) {
 // entries changed meanwhile. A table or a family that does not exist has nothing in it.
 func list[T any](h *Handle, question int, head nl.NetlinkRequestData, decode func([]byte) (T, bool), attributes ...nl.NetlinkRequestData) ([]T, error) {
 	all, err := ask(h, question, unix.NLM_F_DUMP, head, decode, attributes...)
-	if isErrno(err, unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT) {
+	if isAbsent(err) {
 		return nil, nil
 	}
 	return all, err
 }
 
+// isAbsent reports whether a table or a family does not exist.
+func isAbsent(err error) bool { return isErrno(err, unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT) }
+
 // ask sends a request, and decodes what the kernel answers.
 func ask[T any](h *Handle, question, flags int, head nl.NetlinkRequestData, decode func([]byte) (T, bool), attributes ...nl.NetlinkRequestData) ([]T, error) {
 	return dump(func() (all []T, err error) {
-		request := nl.NewNetlinkRequest(question, flags)
-		request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: h.lists}
-		request.AddData(head)
-		for _, a := range attributes {
-			request.AddData(a)
-		}
-		err = request.ExecuteIter(unix.NETLINK_ROUTE, 0, func(m []byte) bool {
+		err = h.visit(question, flags, head, func(m []byte) {
 			if one, ok := decode(m); ok {
 				all = append(all, one)
 			}
-			return true
-		})
+		}, attributes...)
 		return all, err
+	})
+}
+
+// visit sends a request once, and hands each message of the kernel's answer to take, which must keep nothing of it.
+func (h *Handle) visit(question, flags int, head nl.NetlinkRequestData, take func([]byte), attributes ...nl.NetlinkRequestData) error {
+	request := nl.NewNetlinkRequest(question, flags)
+	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: h.lists}
+	request.AddData(head)
+	for _, a := range attributes {
+		request.AddData(a)
+	}
+	return request.ExecuteIter(unix.NETLINK_ROUTE, 0, func(m []byte) bool {
+		take(m)
+		return true
 	})
 }
 
@@ -150,52 +159,39 @@ const (
 	IPv6 = unix.AF_INET6
 )
 
-// RoutesOf lists the routes of the main table: of these families all, of others those of our protocol.
-func (h *Handle) RoutesOf(families ...int) (all []Route, err error) {
-	for _, family := range []int{IPv4, IPv6} {
-		protocol := Protocol
-		if slices.Contains(families, family) {
-			protocol = unix.RTPROT_UNSPEC
+// EachRoute calls take for each route of a table (0: the main one), of a family, and of one protocol or of all (0). It keeps none of them,
+// so a million cost no memory. The table may change meanwhile: then the error is one for which Repeat starts again. take must not list
+// anything by the same Handle.
+func (h *Handle) EachRoute(family, table, protocol int, take func(Route)) error {
+	err := h.visitTable(family, cmp.Or(table, unix.RT_TABLE_MAIN), protocol, func(m []byte) {
+		if r, _, ok := decodeRoute(m); ok {
+			take(r)
 		}
-		some, oneErr := h.routes(family, unix.RT_TABLE_MAIN, protocol)
-		all, err = append(all, some...), errors.Join(err, oneErr)
+	})
+	if err != nil && !isAbsent(err) {
+		return fmt.Errorf("list routes: %w", err)
 	}
+	return nil
+}
+
+// Repeat repeats a request while the kernel reports that entries changed meanwhile.
+func Repeat(request func() error) error { return again(request) }
+
+// routes lists a table, of one protocol or of all (RTPROT_UNSPEC).
+func (h *Handle) routes(family, table, protocol int) (all []Route, err error) {
+	err = again(func() error {
+		all = nil
+		return h.EachRoute(family, table, protocol, func(r Route) { all = append(all, r) })
+	})
 	return all, err
 }
 
-// TableRoutes lists the routes of the given tables, of these families.
-func (h *Handle) TableRoutes(tables map[int]bool, families ...int) (all []Route, err error) {
-	for _, table := range slices.Sorted(maps.Keys(tables)) { // in one order: plans are compared
-		for _, family := range families {
-			some, err := h.routes(family, table, unix.RTPROT_UNSPEC)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, some...)
-		}
-	}
-	return all, nil
-}
-
-// routes lists a table, of one protocol or of all (RTPROT_UNSPEC).
-func (h *Handle) routes(family, table, protocol int) ([]Route, error) {
-	all, err := listTable(h, family, table, protocol, func(m []byte) (Route, bool) {
-		r, _, ok := decodeRoute(m)
-		return r, ok
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
-	}
-	return all, nil
-}
-
-func listTable[T any](h *Handle, family, table, protocol int, decode func([]byte) (T, bool)) ([]T, error) {
-	ofFamily := func(m []byte) (one T, ok bool) { // a kernel without a family lists those of others instead
-		if len(m) == 0 || int(m[0]) != family {
-			return one, false
-		}
-		return decode(m)
-	}
+// visitTable hands each message about a table to take.
+func (h *Handle) visitTable(family, table, protocol int, take func([]byte)) error {
 	head := nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family), Protocol: uint8(protocol)}}
-	return list(h, unix.RTM_GETROUTE, &head, ofFamily, nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(uint32(table))))
+	return h.visit(unix.RTM_GETROUTE, unix.NLM_F_DUMP, &head, func(m []byte) {
+		if len(m) != 0 && int(m[0]) == family { // a kernel without a family lists those of others instead
+			take(m)
+		}
+	}, nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(uint32(table))))
 }

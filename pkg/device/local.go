@@ -17,11 +17,16 @@ func (h *Handle) LocalTable(families ...int) (local, shared []netip.Prefix, err 
 		dst  netip.Prefix
 	}
 	for _, family := range families {
-		all, err := listTable(h, family, unix.RT_TABLE_LOCAL, unix.RTPROT_UNSPEC, func(m []byte) (entry, bool) {
-			r, kind, ok := decodeRoute(m)
-			return entry{kind, r.Dst}, ok
+		var all []entry
+		err := again(func() error {
+			all = nil
+			return h.visitTable(family, unix.RT_TABLE_LOCAL, unix.RTPROT_UNSPEC, func(m []byte) {
+				if r, kind, ok := decodeRoute(m); ok {
+					all = append(all, entry{kind, r.Dst})
+				}
+			})
 		})
-		if err != nil {
+		if err != nil && !isAbsent(err) {
 			return nil, nil, fmt.Errorf("list local addresses: %w", err)
 		}
 		for _, e := range all {

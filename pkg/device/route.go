@@ -72,12 +72,14 @@ func (h *Handle) AddRoute(r Route) error {
 // RouteTo finds the route of the main table with exactly this destination, of several the one with the lowest priority
 // value; false: there is none.
 func (h *Handle) RouteTo(dst netip.Prefix) (best Route, found bool, err error) {
-	all, err := h.Routes()
-	for _, r := range all {
-		if r.Dst == dst && (!found || r.Priority < best.Priority) {
-			best, found = r, true
-		}
-	}
+	err = again(func() error {
+		best, found = Route{}, false
+		return h.EachRoute(family(dst.Addr()), 0, 0, func(r Route) {
+			if r.Dst == dst && (!found || r.Priority < best.Priority) {
+				best, found = r, true
+			}
+		})
+	})
 	return best, found, err
 }
 

@@ -91,31 +91,41 @@ func TestTableRoutes(t *testing.T) {
 		must(t, netlink.RouteAdd(&r))
 	}
 	for family, dst := range map[int]string{IPv4: "10.5.0.0/16", IPv6: "fd00:5::/32"} {
-		got, err := h.TableRoutes(map[int]bool{77: true}, family)
+		var got []Route
+		err := h.EachRoute(family, 77, 0, func(r Route) { got = append(got, r) })
 		if err != nil || len(got) != 1 || got[0].Dst != netip.MustParsePrefix(dst) || got[0].Table != 77 || got[0].Index != lo {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
-	main, err := h.RoutesOf(IPv4)
+	main, err := h.Routes()
 	if err != nil || len(main) != 1 || main[0].TOS != 0x10 {
 		t.Errorf("main table %+v, %v", main, err)
 	}
 }
 
-// Of a family that is not asked for there are the routes of ours.
-func TestRoutesOf(t *testing.T) {
+// A family, a table and a protocol are each asked for alone.
+func TestEachRoute(t *testing.T) {
 	h, lo := inside(t)
-	ours := map[string]bool{"10.1.0.0/24": true, "10.2.0.0/24": false, "fd00:1::/64": true, "fd00:2::/64": false}
-	for dst, is := range ours {
-		must(t, h.ReplaceRoute(Route{Dst: netip.MustParsePrefix(dst), Index: lo, Foreign: !is}))
+	for dst, foreign := range map[string]bool{"10.1.0.0/24": false, "10.2.0.0/24": true, "fd00:1::/64": false, "fd00:2::/64": true} {
+		must(t, h.ReplaceRoute(Route{Dst: netip.MustParsePrefix(dst), Index: lo, Foreign: foreign}))
 	}
-	for family, others := range map[int]string{IPv4: "10.2.0.0/24", IPv6: "fd00:2::/64"} {
-		got, err := h.RoutesOf(family)
-		must(t, err)
-		for dst, is := range ours {
-			if has := hasRoute(got, netip.MustParsePrefix(dst)); has != (is || dst == others) {
-				t.Errorf("of family %d: route to %s listed %v", family, dst, has)
+	for _, tt := range []struct {
+		family, protocol int
+		want             []string
+	}{
+		{IPv4, 0, []string{"10.1.0.0/24", "10.2.0.0/24"}},
+		{IPv4, Protocol, []string{"10.1.0.0/24"}},
+		{IPv6, 0, []string{"fd00:1::/64", "fd00:2::/64"}},
+		{IPv6, Protocol, []string{"fd00:1::/64"}},
+	} {
+		var got []string
+		must(t, h.EachRoute(tt.family, 0, tt.protocol, func(r Route) {
+			if r.Protocol == Protocol || r.Protocol == unix.RTPROT_BOOT { // not the kernel's own of lo
+				got = append(got, r.Dst.String())
 			}
+		}))
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("family %d, protocol %d: %v, want %v", tt.family, tt.protocol, got, tt.want)
 		}
 	}
 }
