@@ -197,7 +197,7 @@ func (o *outline) weighRoute(r device.Route, gone bool) trigger {
 		return 0
 	case !host && !gone && o.isNewWay(r): // which needs programs before pods' packets take it
 		return urgent
-	case host && r.TOS == 0 && !r.Source.IsValid() && !o.concerns(r.Dst.Addr()) && !o.concerns(r.Gateway):
+	case host && r.TOS == 0 && !r.Source.IsValid() && !o.concerns(r.Dst.Addr()) && (isOfLink(r.Gateway) || !o.concerns(r.Gateway)):
 		return 0
 	}
 	return casual

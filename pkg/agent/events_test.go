@@ -36,7 +36,7 @@ func testOutline() *outline {
 	}
 	v.rules = []device.Rule{{Table: unix.RT_TABLE_MAIN}, {Table: 77}}
 	p := plan.Result{Destinations: map[destinations.Key]destinations.Value{}}
-	for _, prefix := range []string{"10.244.1.0/24", "10.244.2.0/24", "172.18.0.12/32", "172.18.0.11/32"} {
+	for _, prefix := range []string{"10.244.1.0/24", "10.244.2.0/24", "172.18.0.12/32", "172.18.0.11/32", "fe80::/10"} {
 		p.Destinations[destinations.KeyFrom(netip.MustParsePrefix(prefix))] = destinations.Value{}
 	}
 	for _, prefix := range []string{"10.244.1.0/24", "10.244.2.0/24"} {
@@ -113,6 +113,7 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 		{"foreign route to a node", route("172.18.0.12/32", foreign), casual},
 		{"foreign route into a podCIDR", route("10.244.2.9/32", foreign), casual},
 		{"foreign route by a gateway in a podCIDR", event(route("198.18.0.1/32", foreign), func(e *device.Event) { e.Route.Gateway = netip.MustParseAddr("10.244.2.9") }), casual},
+		{"foreign route by a gateway on the link", event(route("198.18.0.1/32", foreign), func(e *device.Event) { e.Route.Gateway = netip.MustParseAddr("fe80::9") }), 0},
 		{"foreign route for a TOS", event(route("198.18.0.1/32", foreign), func(e *device.Event) { e.Route.TOS = 8 }), casual},
 		{"foreign route of a table that a rule leads to", table(route("198.18.0.1/32", foreign), 77), casual},
 		{"foreign route of another table", table(route("0.0.0.0/0", foreign), 78), 0},

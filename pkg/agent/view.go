@@ -313,7 +313,7 @@ func (v *view) everybodys() []netip.Prefix {
 
 func kernelRoute(r device.Route) plan.KernelRoute {
 	k := plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), Via: r.Gateway, Src: r.Source, MTU: uint32(r.MTU), Table: r.Table, HopVias: r.HopGateways}
-	k.OnLink = !r.Gateway.IsValid() && r.Index != 0 && !r.Unreachable
+	k.OnLink = !r.Gateway.IsValid() && r.Index != 0 && !r.Unreachable && r.Encap == 0
 	for _, hop := range r.Hops {
 		k.Hops = append(k.Hops, uint32(hop))
 	}

@@ -42,6 +42,8 @@ func testView() *view {
 		route("10.99.0.0/24", 5, "", 3), // somebody routes something to a pod
 		route("10.244.2.0/24", 6, "172.18.0.9", device.Protocol),
 		route("fe80::/64", 6, "", 2),
+		route("10.6.0.0/24", 2, "fe80::1", 3),
+		{Dst: netip.MustParsePrefix("10.5.0.0/24"), Index: 2, Protocol: 3, Encap: 5},
 		{Dst: netip.MustParsePrefix("10.7.0.0/16"), Hops: []int{3, 7}, Protocol: 3},
 	}
 	v.addresses = []device.Address{
@@ -91,7 +93,7 @@ func TestFacts(t *testing.T) {
 		onLink[r.Dst.String()] = r.OnLink
 	}
 	want := map[string]bool{
-		"0.0.0.0/0": false, "172.18.0.0/24": true, "192.168.0.0/24": true, "10.8.0.0/24": true, "10.99.0.0/24": true, "10.7.0.0/16": false,
+		"0.0.0.0/0": false, "172.18.0.0/24": true, "192.168.0.0/24": true, "10.8.0.0/24": true, "10.99.0.0/24": true, "10.6.0.0/24": false, "10.5.0.0/24": false, "10.7.0.0/16": false,
 	}
 	if diff := cmp.Diff(want, onLink); diff != "" {
 		t.Errorf("routes -want +got:\n%s", diff)

@@ -136,6 +136,20 @@ func decodeAddress(m []byte) (a Address, ok bool) {
 	return a, a.Prefix.IsValid()
 }
 
+// encapOf reads RTA_ENCAP_TYPE.
+func encapOf(b []byte) Encap {
+	if len(b) < 2 {
+		return 0
+	}
+	return Encap(native.Uint16(b))
+}
+
+// viaAddress reads struct rtvia, a gateway that may be of another family than the route.
+func viaAddress(b []byte) netip.Addr {
+	const header = 2 // the family, which the length tells as well
+	return address(b[min(len(b), header):])
+}
+
 // routeType is rtm_type of a route.
 type routeType uint8
 
@@ -160,6 +174,10 @@ func decodeRoute(m []byte) (r Route, kind routeType, ok bool) {
 			r.Index = number(v)
 		case unix.RTA_GATEWAY:
 			r.Gateway = address(v)
+		case unix.RTA_VIA:
+			r.Gateway = viaAddress(v)
+		case unix.RTA_ENCAP_TYPE:
+			r.Encap = encapOf(v)
 		case unix.RTA_PRIORITY:
 			r.Priority = number(v)
 		case unix.RTA_PREFSRC:
@@ -199,8 +217,13 @@ func (r *Route) decodeHops(b []byte) {
 		}
 		var via netip.Addr
 		for kind, v := range attributes(b[unix.SizeofRtNexthop:length]) {
-			if kind == unix.RTA_GATEWAY {
+			switch kind {
+			case unix.RTA_GATEWAY:
 				via = address(v)
+			case unix.RTA_VIA:
+				via = viaAddress(v)
+			case unix.RTA_ENCAP_TYPE:
+				r.Encap = encapOf(v)
 			}
 		}
 		r.Hops, r.HopGateways = append(r.Hops, number(b[4:])), append(r.HopGateways, via)

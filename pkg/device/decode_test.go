@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,6 +33,11 @@ func TestListsAreTheKernels(t *testing.T) {
 	first, second := one.Attrs().Index, two.Attrs().Index
 	must(t, netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0")), MultiPath: []*netlink.NexthopInfo{{LinkIndex: first, Gw: net.ParseIP("10.1.0.9")}, {LinkIndex: second, Gw: net.ParseIP("10.2.0.9")}}}))
 	must(t, netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.9.0.0/16")), LinkIndex: first, Gw: net.ParseIP("10.1.0.8"), Priority: 7, MTU: 1300, AdvMSS: 1200, Tos: 8, Protocol: 186}))
+	unnumbered := &netlink.Via{AddrFamily: unix.AF_INET6, Addr: net.ParseIP("fe80::9")}
+	must(t, netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.6.0.0/16")), LinkIndex: first, Via: unnumbered}))
+	must(t, netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.5.0.0/16")), MultiPath: []*netlink.NexthopInfo{{LinkIndex: first, Via: unnumbered}, {LinkIndex: second, Gw: net.ParseIP("10.2.0.9")}}}))
+	encap := &netlink.SEG6Encap{Mode: nl.SEG6_IPTUN_MODE_ENCAP, Segments: []net.IP{net.ParseIP("2001:db8::5")}}
+	must(t, netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.4.0.0/16")), LinkIndex: first, Encap: encap}))
 	must(t, h.ReplaceRoute(Route{Dst: netip.MustParsePrefix("10.8.0.0/16"), Unreachable: true}))
 	must(t, h.ReplaceRoute(Route{Dst: netip.MustParsePrefix("2001:db8:8::/48"), Index: first}))
 	must(t, h.ReplaceRoute(Route{Dst: netip.MustParsePrefix("10.7.0.0/16"), Index: first, Table: 300}))
@@ -117,18 +123,50 @@ func TestListsAreTheKernels(t *testing.T) {
 	}
 }
 
+// Package netlink reads no encapsulation of one of several next hops.
+func TestEncapsulationOfANextHop(t *testing.T) {
+	h, _ := inside(t)
+	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "one"}, PeerName: "two"}))
+	l, err := netlink.LinkByName("one")
+	must(t, err)
+	must(t, netlink.LinkSetUp(l))
+	a, err := netlink.ParseAddr("10.1.0.1/24")
+	must(t, err)
+	must(t, netlink.AddrAdd(l, a))
+	encap := &netlink.SEG6Encap{Mode: nl.SEG6_IPTUN_MODE_ENCAP, Segments: []net.IP{net.ParseIP("2001:db8::5")}}
+	dst := netip.MustParsePrefix("10.4.0.0/16")
+	must(t, netlink.RouteAdd(&netlink.Route{Dst: ipNet(dst), MultiPath: []*netlink.NexthopInfo{
+		{LinkIndex: l.Attrs().Index, Gw: net.ParseIP("10.1.0.9")}, {LinkIndex: l.Attrs().Index, Encap: encap},
+	}}))
+	r, found, err := h.RouteTo(dst)
+	if err != nil || !found || r.Encap != unix.LWTUNNEL_ENCAP_SEG6 || !r.Encap.Hides() || r.Encap.String() != "encap seg6" {
+		t.Errorf("route %+v (%v), found %v, error %v", r, r.Encap, found, err)
+	}
+}
+
 func asDecoded(n netlink.Route) Route {
 	r := Route{
-		Dst: prefix(n.Dst), Index: n.LinkIndex, Gateway: addr(n.Gw), Source: addr(n.Src), Protocol: int(n.Protocol), Priority: n.Priority,
+		Dst: prefix(n.Dst), Index: n.LinkIndex, Gateway: gateway(n.Gw, n.Via), Source: addr(n.Src), Protocol: int(n.Protocol), Priority: n.Priority,
 		MTU: n.MTU, AdvMSS: n.AdvMSS, TOS: n.Tos, Unreachable: n.Type == unix.RTN_UNREACHABLE, Foreign: n.Protocol != Protocol, Table: n.Table,
 	}
 	if r.Table == unix.RT_TABLE_MAIN {
 		r.Table = 0
 	}
+	if n.Encap != nil {
+		r.Encap = Encap(n.Encap.Type())
+	}
 	for _, hop := range n.MultiPath {
-		r.Hops, r.HopGateways = append(r.Hops, hop.LinkIndex), append(r.HopGateways, addr(hop.Gw))
+		r.Hops, r.HopGateways = append(r.Hops, hop.LinkIndex), append(r.HopGateways, gateway(hop.Gw, hop.Via))
 	}
 	return r
+}
+
+// gateway is that of a next hop, of either family.
+func gateway(gw net.IP, via netlink.Destination) netip.Addr {
+	if v, ok := via.(*netlink.Via); ok && v != nil {
+		return addr(v.Addr)
+	}
+	return addr(gw)
 }
 
 // FuzzDecodeEvents reads rubbish. The kernel sends none, but a message of another kernel may be longer or shorter.

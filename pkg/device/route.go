@@ -26,12 +26,14 @@ type Route struct {
 	Unreachable bool
 	// Hops are the egress links of a route with several next hops; only read.
 	Hops []int
-	// HopGateways are the gateways of the next hops in Hops; invalid: on the link, or of the other family.
+	// HopGateways are the gateways of the next hops in Hops; invalid: on the link.
 	HopGateways []netip.Addr
 	// Table is the table, if not the main one; 0: main.
 	Table int
 	// TOS is what a packet must have to match; only read.
 	TOS int
+	// Encap is what the route does with packets before they leave (`ip route ... encap`); of several next hops, what one of them does.
+	Encap Encap
 	// Scope, if not the usual one (link without a gateway, else global); only written.
 	Scope *int
 }
