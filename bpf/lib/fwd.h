@@ -31,12 +31,13 @@ EC_INLINE enum verdict fwd_along(struct __sk_buff *ctx, const struct pkt *pkt, c
 		return verdict;
 	if (path->tunnel)
 		return tunnel_redirect(ctx, path->ifindex, pkt->tos, &path->node, path->mac);
-	if (pkt->family == FAMILY_IPV6) {
-		nh.nh_family = EC_AF_INET6;
-		__builtin_memcpy(nh.ipv6_nh, &path->node, sizeof(nh.ipv6_nh));
-	} else {
+	/* An IPv4 packet may have an IPv6 next hop. */
+	if (addr_is_v4(&path->node)) {
 		nh.nh_family = EC_AF_INET;
 		nh.ipv4_nh = addr_v4(&path->node);
+	} else {
+		nh.nh_family = EC_AF_INET6;
+		__builtin_memcpy(nh.ipv6_nh, &path->node, sizeof(nh.ipv6_nh));
 	}
 	ctx->mark |= cfg.mark;
 	bpf_redirect_neigh(path->ifindex, &nh, sizeof(nh), 0);

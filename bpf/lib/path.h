@@ -38,7 +38,7 @@ struct path {
 	__u32 mtu;                /* in bytes of IP packet */
 	__u64 found;              /* CLOCK_MONOTONIC, ns */
 	__u64 asked;              /* the same: when the stack was last to ask for the address as a neighbour */
-	struct addr node;         /* the next hop, or the tunnel's far end */
+	struct addr node;         /* the next hop, or the tunnel's far end; of either family */
 	struct addr snat_address; /* to masquerade to */
 	struct addr source;       /* of packets that are no pod's (way.h) */
 	__u8 mac[6];              /* as in struct destination */
@@ -209,12 +209,11 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 		.ifindex = ctx->ifindex,
 		.tot_len = 1, /* for the route's MTU; 0 would give the device's */
 	};
-	__u8 af = pkt->family == FAMILY_IPV6 ? EC_AF_INET6 : EC_AF_INET;
 	const struct config *config;
 	long found;
 
-	fib.family = af;
-	if (af == EC_AF_INET6) {
+	fib.family = pkt->family == FAMILY_IPV6 ? EC_AF_INET6 : EC_AF_INET;
+	if (pkt->family == FAMILY_IPV6) {
 		__builtin_memcpy(fib.ipv6_src, &pkt->tuple.src, sizeof(fib.ipv6_src));
 		__builtin_memcpy(fib.ipv6_dst, dst, sizeof(fib.ipv6_dst));
 	} else {
@@ -226,12 +225,12 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 		fib.ifindex = config->tunnel_ifindex;
 		found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	}
-	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
-	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) || fib.family != af)
+	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return VERDICT_STACK;
 	p->unresolved = found == BPF_FIB_LKUP_RET_NO_NEIGH;
 	p->ifindex = fib.ifindex;
-	if (af == EC_AF_INET6)
+	/* The next hop of an IPv4 route may have an IPv6 address (RFC 5549): then the kernel has changed the family. */
+	if (fib.family == EC_AF_INET6)
 		__builtin_memcpy(&p->node, fib.ipv6_dst, sizeof(p->node));
 	else
 		addr_set_v4(&p->node, fib.ipv4_dst);

@@ -2,7 +2,6 @@ package prog
 
 import (
 	"fmt"
-	"net"
 	"strconv"
 	"testing"
 	"time"
@@ -31,21 +30,6 @@ func TestWorldByRoute(t *testing.T) {
 		}
 		if got := to(each(f, "172.16.0.255", "172.16.0.0")); got != "stack" {
 			t.Errorf("broadcast, or any router, of the uplink: outcome %q", got)
-		}
-		if f == inIPv6 {
-			return
-		}
-		// An IPv6 next hop for IPv4 (RFC 5549), as between routers without IPv4 addresses.
-		hop := net.ParseIP("fe80::1")
-		must(t, netlink.NeighSet(&netlink.Neigh{
-			LinkIndex: b.uplink.index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT, IP: hop, HardwareAddr: b.uplink.peer,
-		}))
-		_, prefix, _ := net.ParseCIDR("203.0.113.70/32")
-		must(t, netlink.RouteAdd(&netlink.Route{
-			LinkIndex: b.uplink.index, Dst: prefix, Via: &netlink.Via{AddrFamily: unix.AF_INET6, Addr: hop},
-		}))
-		if got := to("203.0.113.70"); got != "stack" {
-			t.Errorf("IPv6 next hop: outcome %q", got)
 		}
 	})
 }
