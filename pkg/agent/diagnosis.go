@@ -144,8 +144,11 @@ func (c circumstances) waysPastUplinks() (found []observe.NetworkProblem) {
 	for f := range wire.Families {
 		if c.plan.Standing.PodCIDR(f).IsValid() {
 			found = append(found, c.defaultsPastUplinks(f)...)
+			found = append(found, c.encapsulatedDefaults(f)...)
 			if c.cfg.Masquerade[f] {
 				found = append(found, c.unmasqueraded(f)...)
+				found = append(found, c.singleAddressesPastUplinks(f)...)
+				found = append(found, c.encapsulatedParts(f)...)
 			}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -93,7 +94,47 @@ func TestDiagnose(t *testing.T) {
 			c.route("192.0.2.0/24", 4)
 			c.cfg.NonMasquerade = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/23")}
 		}, nil},
-		"one address": {func(c *circumstances) { c.route("192.0.2.9/32", 4) }, nil},
+		"single addresses": {func(c *circumstances) { c.route("192.0.2.9/32", 4); c.route("192.0.2.10/32", 4) }, []string{"unmasqueraded tun0 IPv4"}},
+		"single addresses of another table": {func(c *circumstances) {
+			c.view.others = []device.Route{{Dst: netip.MustParsePrefix("2001:db8::9/128"), Index: 4, Table: 52, Protocol: 3}}
+		}, []string{"unmasqueraded tun0 IPv6"}},
+		"single addresses beside a part":            {func(c *circumstances) { c.route("192.0.2.9/32", 4); c.route("192.0.2.0/24", 4) }, []string{"unmasqueraded tun0 IPv4"}},
+		"single addresses beside the default route": {func(c *circumstances) { c.view.routes[0].Index = 4; c.route("192.0.2.9/32", 4) }, []string{"default_route tun0 IPv4"}},
+		"single addresses by several hops":          {func(c *circumstances) { c.route("192.0.2.9/32", 2, hopped) }, []string{"unmasqueraded wwan0 IPv4"}},
+		"a single address of a guest": {func(c *circumstances) {
+			c.view.links[11] = device.Link{Index: 11, Name: "tap0", Kind: "tun", MAC: c.view.links[2].MAC}
+			c.route("192.0.2.9/32", 11)
+			c.route("192.0.2.10/32", 9)
+		}, nil},
+		"a single address of the cluster": {func(c *circumstances) {
+			c.route("172.18.0.12/32", 4)
+			c.plan.Destinations = map[destinations.Key]destinations.Value{destinations.KeyFrom(netip.MustParsePrefix("172.18.0.12/32")): {Kind: destinations.Node}}
+		}, nil},
+		"a single address of a native part": {func(c *circumstances) {
+			c.route("192.0.2.9/32", 4)
+			c.plan.Destinations = map[destinations.Key]destinations.Value{
+				destinations.KeyFrom(netip.MustParsePrefix("0.0.0.0/0")): {Kind: destinations.World}, destinations.KeyFrom(netip.MustParsePrefix("192.0.2.0/24")): {Kind: destinations.Native},
+			}
+		}, nil},
+		"a single address, not masqueraded": {func(c *circumstances) { c.route("192.0.2.9/32", 4); c.cfg.Masquerade[wire.IPv4] = false }, nil},
+		"an unreachable address":            {func(c *circumstances) { c.route("192.0.2.9/32", 4, func(r *device.Route) { r.Unreachable = true }) }, nil},
+		"an encapsulated default route":     {func(c *circumstances) { c.view.routes[0].Encap = 1 }, []string{"default_route encap mpls IPv4"}},
+		"an encapsulated default route, not masqueraded": {func(c *circumstances) {
+			c.view.routes[0].Encap, c.cfg.Masquerade[wire.IPv4] = 1, false
+		}, []string{"default_route encap mpls IPv4"}},
+		"an encapsulated reserve": {func(c *circumstances) {
+			c.route("0.0.0.0/0", 2, func(r *device.Route) { r.Priority, r.Encap = 700, 1 })
+		}, nil},
+		"a default route that a program sees": {func(c *circumstances) { c.view.routes[0].Encap = 6 }, nil},
+		"encapsulated parts": {func(c *circumstances) {
+			c.route("192.0.2.0/24", 2, func(r *device.Route) { r.Encap = 5 })
+			c.route("198.51.100.7/32", 2, func(r *device.Route) { r.Encap = 5 })
+			c.route("2001:db8:7::/48", 2, func(r *device.Route) { r.Encap = 99 })
+		}, []string{"unmasqueraded encap seg6 IPv4", "unmasqueraded encap 99 IPv6"}},
+		"an encapsulated part of the cluster": {func(c *circumstances) {
+			c.route("172.18.0.12/32", 2, func(r *device.Route) { r.Encap = 5 })
+			c.plan.Destinations = map[destinations.Key]destinations.Value{destinations.KeyFrom(netip.MustParsePrefix("172.18.0.12/32")): {Kind: destinations.Node}}
+		}, nil},
 		"a bridge that leads out": {func(c *circumstances) {
 			c.view.links[11] = device.Link{Index: 11, Name: "eth5", Kind: device.KindHardware, Master: 8}
 		}, []string{"unmasqueraded docker0 IPv4"}},
@@ -138,11 +179,14 @@ func TestNetworkProblemsAreTold(t *testing.T) {
 	ready(t, l)
 	run(t, "ip tuntap add dev tun9 mode tun")
 	run(t, "ip link set dev tun9 up")
+	told := map[string]int{}
 	for _, step := range []struct{ spoil, mend, reason string }{
 		{"ip address del 172.18.0.11/24 dev uplink; ip route add 198.51.100.0/24 dev uplink", "ip address add 172.18.0.11/24 dev uplink", noUplinkAddress},
 		{"ip route add default dev tun9", "ip route del default dev tun9", defaultRoute},
 		{"ip route add 192.0.2.0/24 dev tun9", "ip route del 192.0.2.0/24 dev tun9", unmasqueraded},
 		{"ip rule add priority 100 dsfield 0x10 lookup 77", "ip rule del priority 100", slowPath},
+		{"ip route add 192.0.2.7 dev tun9; ip route add 192.0.2.8 dev tun9 table 52; ip rule add priority 5270 lookup 52", "ip rule del priority 5270; ip route del 192.0.2.7 dev tun9", unmasqueraded},
+		{"ip route add 192.0.2.0/24 encap seg6 mode encap segs 2001:db8::7 dev uplink", "ip route del 192.0.2.0/24", unmasqueraded},
 		{"iptables-nft -A FORWARD -j REJECT", "iptables-nft -D FORWARD -j REJECT", forwardDrop},
 	} {
 		for command := range strings.SplitSeq(step.spoil, "; ") {
@@ -151,10 +195,12 @@ func TestNetworkProblemsAreTold(t *testing.T) {
 		l.uplinks.absences.grace = 0
 		l.pass(t.Context())
 		l.expectNetworkProblems(t, step.spoil, step.reason)
-		run(t, step.mend)
+		for command := range strings.SplitSeq(step.mend, "; ") {
+			run(t, command)
+		}
 		l.pass(t.Context())
 		l.expectNetworkProblems(t, step.mend)
-		if strings.Count(log.String(), `"network problem" reason=`+step.reason) != 1 || strings.Count(log.String(), `"network problem is over" reason=`+step.reason) != 1 {
+		if told[step.reason]++; strings.Count(log.String(), `"network problem" reason=`+step.reason) != told[step.reason] || strings.Count(log.String(), `"network problem is over" reason=`+step.reason) != told[step.reason] {
 			t.Errorf("%s is not logged once:\n%s", step.reason, log)
 		}
 	}

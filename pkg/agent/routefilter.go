@@ -67,6 +67,7 @@ type routeSample struct {
 	family wire.Family
 	within netip.Prefix
 	source sourceKey
+	encap  device.Encap
 }
 
 type routeSampleKind uint8
@@ -77,6 +78,8 @@ const (
 	forTOS                             // for a TOS value
 	inPrefix                           // to a part of a prefix that the plan asks about
 	bySourceKey                        // with a choice of source
+	single                             // to an address that the plan does not ask about, over a link
+	hiding                             // to a part of the world, with an encapsulation
 )
 
 // filterRoutes reads all routes, again while those that decide on sources cannot be told otherwise.
@@ -144,7 +147,7 @@ func (f *routeFilter) sift(r device.Route) {
 // remember has routes like this one, which has just been found to decide on nothing, be told at a glance: most are alike.
 func (f *routeFilter) remember(r device.Route) {
 	f.usualCount = nil
-	if r.Index != 0 && r.Gateway.IsValid() && !r.Dst.IsSingleIP() && !isOfLink(r.Dst.Addr()) && r.TOS == 0 && r.Protocol != unix.RTPROT_RA && len(r.Hops) == 0 &&
+	if r.Index != 0 && r.Gateway.IsValid() && !r.Dst.IsSingleIP() && !isOfLink(r.Dst.Addr()) && r.TOS == 0 && r.Encap == 0 && r.Protocol != unix.RTPROT_RA && len(r.Hops) == 0 &&
 		!f.isInCluster(r.Gateway) && !f.asked.OverlapsPrefix(r.Dst) && !f.sources.gathers() {
 		f.usual, f.usualCount = r, f.counts[linkFamily{r.Index, wire.FamilyOf(r.Dst.Addr())}]
 	}
@@ -154,7 +157,7 @@ func (f *routeFilter) remember(r device.Route) {
 func (f *routeFilter) isUsual(r device.Route) bool {
 	u := &f.usual
 	return f.usualCount != nil && r.Index == u.Index && r.Gateway == u.Gateway && r.Source == u.Source && r.Protocol == u.Protocol && r.Table == u.Table &&
-		r.TOS == 0 && len(r.Hops) == 0 && r.Unreachable == u.Unreachable && r.Dst.Addr().Is4() == u.Dst.Addr().Is4() && !r.Dst.IsSingleIP() && r.Dst.Bits() != 0 && !isOfLink(r.Dst.Addr()) &&
+		r.TOS == 0 && r.Encap == 0 && len(r.Hops) == 0 && r.Unreachable == u.Unreachable && r.Dst.Addr().Is4() == u.Dst.Addr().Is4() && !r.Dst.IsSingleIP() && r.Dst.Bits() != 0 && !isOfLink(r.Dst.Addr()) &&
 		!f.asked.OverlapsPrefix(r.Dst)
 }
 
@@ -164,6 +167,7 @@ func (f *routeFilter) decides(r device.Route) bool {
 	keep = f.isAskedAbout(r) || keep
 	keep = f.hasGatewayInCluster(r) || keep
 	keep = f.isFirstExit(r) || keep
+	keep = f.isFirstOfWorld(r) || keep
 	keep = r.TOS != 0 && f.isFirst(routeSample{kind: forTOS}) || keep
 	return f.sources.matter(r, f.isFirst) || keep
 }
@@ -241,18 +245,36 @@ func (f *routeFilter) isFirstExit(r device.Route) (keep bool) {
 	return keep
 }
 
+// isFirstOfWorld is for the routes that stand for all of their kind in a problem.
+func (f *routeFilter) isFirstOfWorld(r device.Route) (keep bool) {
+	if r.Protocol == device.Protocol || r.Unreachable || isOfLink(r.Dst.Addr()) || f.asked.OverlapsPrefix(r.Dst) {
+		return false
+	}
+	family := wire.FamilyOf(r.Dst.Addr())
+	if r.Encap.Hides() {
+		keep = f.isFirst(routeSample{kind: hiding, family: family, encap: r.Encap})
+	}
+	if r.Dst.IsSingleIP() {
+		for _, index := range r.Links() {
+			keep = f.isFirst(routeSample{kind: single, link: index, family: family}) || keep
+		}
+	}
+	return keep
+}
+
 // ignores reports whether an event about a route changes nothing that follows from the routes: it is one of very many. A nil filter
 // ignores none. One goroutine at a time may call it.
 func (f *routeFilter) ignores(r device.Route, gone bool) bool {
 	switch {
-	case f == nil, r.TOS != 0, r.Dst.Bits() == 0, r.Protocol == unix.RTPROT_RA, f.asked.OverlapsPrefix(r.Dst), f.isInCluster(r.Gateway), slices.ContainsFunc(r.HopGateways, f.isInCluster):
+	case f == nil, r.TOS != 0, r.Encap != 0, r.Dst.Bits() == 0, r.Protocol == unix.RTPROT_RA, f.asked.OverlapsPrefix(r.Dst), f.isInCluster(r.Gateway), slices.ContainsFunc(r.HopGateways, f.isInCluster):
 		return false
 	case !f.sources.isUsual(r):
 		return false
-	case r.Dst.IsSingleIP():
-		return true
 	}
 	family := wire.FamilyOf(r.Dst.Addr())
+	if r.Dst.IsSingleIP() {
+		return !slices.ContainsFunc(r.Links(), func(index int) bool { return !f.exits[family].singles[index] })
+	}
 	for _, index := range r.Links() {
 		// A look may miss what is deleted meanwhile, so a link with few routes may lose the last one unnoticed.
 		const many = 1000
