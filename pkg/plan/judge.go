@@ -41,6 +41,7 @@ type judge struct {
 	inForce  map[netip.Addr]bool // by which nodes were reached before
 	hops     *addressSet         // made when first asked for
 	routes   *bart.Table[KernelRoute]
+	others   *bart.Table[KernelRoute] // those of other tables, made when first asked for
 	local    *bart.Lite
 	away     [wire.Families]netip.Addr // this node's InternalIPs that are on no interface of it
 	problems []Problem
@@ -355,3 +356,26 @@ func (j *judge) uplink(index uint32) (Link, bool) {
 
 // route finds the most specific route to an address.
 func (j *judge) route(a netip.Addr) (KernelRoute, bool) { return j.routes.Lookup(a) }
+
+// notEthernet names the link without an Ethernet header that this node reaches an address over; empty: there is none. Rules mostly
+// lead to other tables before the main one.
+func (j *judge) notEthernet(a netip.Addr) string {
+	if len(j.in.Facts.NotEthernet) == 0 {
+		return ""
+	}
+	if j.others == nil {
+		j.others = &bart.Table[KernelRoute]{}
+		for _, r := range j.in.Facts.Others {
+			j.others.Insert(r.Dst, r)
+		}
+	}
+	for _, routes := range []*bart.Table[KernelRoute]{j.others, j.routes} {
+		r, _ := routes.Lookup(a)
+		for _, index := range append([]uint32{r.Index}, r.Hops...) {
+			if name := j.in.Facts.NotEthernet[index]; name != "" {
+				return name
+			}
+		}
+	}
+	return ""
+}

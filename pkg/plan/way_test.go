@@ -67,6 +67,19 @@ func TestWays(t *testing.T) {
 		{"a route over no uplink", RouteAuto, func(in *Input) {
 			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.0/24"), Index: 7})
 		}, direct, none, 0, 1450, "no route"},
+		{"over no Ethernet", RouteAuto, func(in *Input) {
+			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 7, OnLink: true})
+			in.Facts.NotEthernet = map[uint32]string{7: "wg0"}
+		}, direct, none, 0, 1450, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
+		{"over no Ethernet, direct", RouteDirect, func(in *Input) {
+			in.Facts.Routes[0].Index = 7
+			in.Facts.NotEthernet = map[uint32]string{7: "wg0"}
+		}, direct, none, 0, 1500, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
+		{"over no Ethernet by a rule", RouteVXLAN, func(in *Input) {
+			in.Facts.Routes = in.Facts.Routes[1:]
+			in.Facts.Others = []KernelRoute{{Dst: netip.MustParsePrefix("203.0.113.13/32"), Hops: []uint32{7}, Table: 52}}
+			in.Facts.NotEthernet = map[uint32]string{7: "wg0"}
+		}, tunnel, none, 1450, 1450, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
 		{"a default route by a rule", RouteAuto, func(in *Input) {
 			in.Facts.Routes[0].Table, in.Facts.Others, in.Facts.Routes = 7, in.Facts.Routes[:1:1], in.Facts.Routes[1:]
 		}, direct, tunnel, 1450, 1450, ""},
