@@ -4,7 +4,8 @@
  * towards each destination.
  *
  * A pod may have one more while it has fewer than are free: so one pod never has more than
- * half, two not more than two thirds, and there is always one for a pod with few.
+ * half, two not more than two thirds, and there is always one for a pod with few. Of the ports it may have one more
+ * while it has fewer than twice as many as are free, since a pod mostly talks to few places (ports_may).
  *
  * The world, which is all clients outside that ask Services, leaves an eighth to pods of
  * what they do not have. Of what is then left to it, a client may have one more while it has fewer

@@ -70,6 +70,15 @@ EC_INLINE __u32 ports_range(void)
 }
 
 /*
+ * Whether the holder may have one more, while so many are free. A pod may while it has fewer than twice that, like a
+ * client outside: alone it has two thirds at most.
+ */
+EC_INLINE bool ports_may(const struct holding *held, __u64 free)
+{
+	return holder_may(held, held->world ? free : 2 * free);
+}
+
+/*
  * Counts a port for a new pair, before it is taken. force: even beyond the share.
  */
 EC_GLOBAL enum verdict ports_reserve(const struct tuple *reverse_key, __u32 holder, bool force)
@@ -87,7 +96,7 @@ EC_GLOBAL enum verdict ports_reserve(const struct tuple *reverse_key, __u32 hold
 		return VERDICT_GO_ON;
 	if (!range || (!force && *total >= range))
 		return -DROP_SNAT_EXHAUSTED;
-	if (!force && !holder_may(&held, range - *total))
+	if (!force && !ports_may(&held, range - *total))
 		return -DROP_PORT_LIMIT;
 	__sync_fetch_and_add(total, 1);
 	holder_more(&held);

@@ -103,7 +103,7 @@ EC_INLINE bool quota_sample_allows(struct quota_sample *s)
 {
 	struct holding held = {.own = &s->own, .world = s->holder >= HOLDER_WORLD ? &s->world : NULL};
 
-	return s->free && holder_may(&held, s->free / 2);
+	return s->free && ports_may(&held, s->free / 2);
 }
 
 /* Has the spare flow give way, whose port the flow to open takes. */

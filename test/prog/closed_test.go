@@ -161,7 +161,7 @@ func TestDatagramsGiveWay(t *testing.T) {
 		}
 		b.pair(b.tuple(wire.UDP, podA, 1, world, 53))
 		b.pair(b.tuple(wire.UDP, podB, 1, world, 53))
-		if n := len(all(b, b.snat)); n < 48 || n > 60 || b.portsCounted() != uint32(2*n) {
+		if n := len(all(b, b.snat)); n < 64 || n > 74 || b.portsCounted() != uint32(2*n) {
 			t.Errorf("%d flows and %d counts", n, b.portsCounted())
 		}
 	})

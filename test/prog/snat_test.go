@@ -89,7 +89,7 @@ func TestSamePortOfTwoPods(t *testing.T) {
 	})
 }
 
-// A range of ten ports carries nine flows of three pods to one server, each of which leaves as many free as it holds, and as
+// A range of ten ports carries ten flows of three pods to one server, each of which leaves half as many free as it holds, and as
 // many to the next server; what is refused is refused whole.
 func TestPortsExhausted(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -102,7 +102,7 @@ func TestPortsExhausted(t *testing.T) {
 		for _, c := range []struct {
 			pod  string
 			want int
-		}{{podA, 5}, {podB, 3}, {podC, 1}} {
+		}{{podA, 7}, {podB, 2}, {podC, 1}} {
 			for i := range uint16(c.want) {
 				p := tcp(c.pod, 1+i, world, 53, syn)
 				r := b.fromPod(p).is("forwarded")
@@ -117,7 +117,7 @@ func TestPortsExhausted(t *testing.T) {
 				b.turnedAway(tcp(c.pod, 30000, world, 53, syn), "drop PORT_LIMIT")
 			}
 		}
-		b.count(9, 0)
+		b.count(10, 0)
 		for port, h := range taken { // every reply reaches the flow that asked
 			b.fromUplink(tcp(world, 53, nodeIP, port, ack)).is("delivered").flow(ends(wire.TCP, world, 53, h.pod, h.sport))
 		}
