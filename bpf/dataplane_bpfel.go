@@ -29,6 +29,7 @@ const (
 	DataplaneMapDrops           = "drops"
 	DataplaneMapEndpoints       = "endpoints"
 	DataplaneMapFragments       = "fragments"
+	DataplaneMapGivenPorts      = "given_ports"
 	DataplaneMapHostports       = "hostports"
 	DataplaneMapPaths           = "paths"
 	DataplaneMapPorts           = "ports"
@@ -143,6 +144,7 @@ type DataplaneMapSpecs struct {
 	Drops        *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints    *ebpf.MapSpec `ebpf:"endpoints"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
+	GivenPorts   *ebpf.MapSpec `ebpf:"given_ports"`
 	Hostports    *ebpf.MapSpec `ebpf:"hostports"`
 	Paths        *ebpf.MapSpec `ebpf:"paths"`
 	Ports        *ebpf.MapSpec `ebpf:"ports"`
@@ -203,6 +205,7 @@ type DataplaneMaps struct {
 	Drops        *ebpf.Map `ebpf:"drops"`
 	Endpoints    *ebpf.Map `ebpf:"endpoints"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
+	GivenPorts   *ebpf.Map `ebpf:"given_ports"`
 	Hostports    *ebpf.Map `ebpf:"hostports"`
 	Paths        *ebpf.Map `ebpf:"paths"`
 	Ports        *ebpf.Map `ebpf:"ports"`
@@ -238,6 +241,7 @@ func (m *DataplaneMaps) Close() error {
 		m.Drops,
 		m.Endpoints,
 		m.Fragments,
+		m.GivenPorts,
 		m.Hostports,
 		m.Paths,
 		m.Ports,

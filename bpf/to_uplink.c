@@ -249,7 +249,8 @@ EC_INLINE enum verdict to_uplink_from_host(struct __sk_buff *ctx, const struct c
 	if (pkt->l4 != L4_FLOW)
 		return VERDICT_STACK;
 	noted = to_uplink_noted(ctx, s);
-	return noted || nat_port_may_be_held(pkt->tuple.sport) ? to_uplink_of_node(ctx, s, noted) : VERDICT_STACK;
+	return noted || nat_port_may_be_held(pkt->tuple.proto, pkt->tuple.sport) ? to_uplink_of_node(ctx, s, noted)
+										 : VERDICT_STACK;
 }
 
 EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)

@@ -29,6 +29,7 @@ import (
 var shared = map[string]reflect.Type{
 	"addr":             reflect.TypeFor[wire.Addr](),
 	"tuple":            reflect.TypeFor[wire.Tuple](),
+	"port_range":       reflect.TypeFor[config.PortRange](),
 	"node_config":      reflect.TypeFor[config.NodeConfig](),
 	"tunnel_addresses": reflect.TypeFor[config.TunnelAddresses](),
 }
@@ -232,12 +233,13 @@ func TestMaps(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]uint32{
-		drops.Name:     wire.DirectionSlots * drops.Slots,
-		traffic.Name:   wire.DirectionSlots * traffic.Slots,
-		usage.Name:     uint32(usage.Tables),
-		ports.Name:     1 << ports.Bits,
-		fragments.Name: fragments.OfWorld + fragments.OfOthers,
-		config.Name:    1,
+		drops.Name:      wire.DirectionSlots * drops.Slots,
+		traffic.Name:    wire.DirectionSlots * traffic.Slots,
+		usage.Name:      uint32(usage.Tables),
+		ports.Name:      1 << ports.Bits,
+		ports.GivenName: (1 << 16) / ports.GivenBits,
+		fragments.Name:  fragments.OfWorld + fragments.OfOthers,
+		config.Name:     1,
 	} {
 		if m := spec.Maps[name]; m != nil && m.MaxEntries != want {
 			t.Errorf("map %s has %d entries, want %d", name, m.MaxEntries, want)

@@ -32,8 +32,7 @@
 volatile const struct node_config cfg = {
 	.masquerade = 1,
 	.mark = 0x00800000,
-	.snat_port_low = 49152,
-	.snat_port_high = 65535,
+	.snat_ports = {{.first = 49152, .count = 16384}},
 	.snat_entries = 262144,
 	.conntrack_entries = 262144,
 	.path_lifetime = 10 * 1000 * 1000,

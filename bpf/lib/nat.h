@@ -84,21 +84,32 @@ EC_INLINE bool nat_port_in_range(__be16 port)
 {
 	__u32 p = bpf_ntohs(port);
 
-	return p >= cfg.snat_port_low && p <= cfg.snat_port_high;
+#pragma unroll
+	for (int i = 0; i < SNAT_PORT_RANGES; i++) {
+		if (p - cfg.snat_ports[i].first < cfg.snat_ports[i].count)
+			return true;
+	}
+	return false;
 }
 
-/* Whether a flow may have the port: an older one also where new ones get none any more. */
-EC_INLINE bool nat_port_may_be_held(__be16 port)
+/* Whether a flow may have the port. The node's own packets have mostly one that no flow has ever got. */
+EC_INLINE bool nat_port_may_be_held(__u8 proto, __be16 port)
 {
-	__u32 p = bpf_ntohs(port);
-
-	return nat_port_in_range(port) || (p >= cfg.snat_held_low && p <= cfg.snat_held_high);
+	return bpf_ntohs(port) - cfg.snat_held.first < cfg.snat_held.count || ports_was_given(proto, port);
 }
 
-/* A random port of the range, in host order. */
+/* A random port of the ranges, in host order; 0 if they have none. */
 EC_INLINE __u32 nat_random_port(void)
 {
-	return cfg.snat_port_low + bpf_get_prandom_u32() % (cfg.snat_port_high - cfg.snat_port_low + 1);
+	__u32 n = bpf_get_prandom_u32() % ports_total();
+
+#pragma unroll
+	for (int i = 0; i < SNAT_PORT_RANGES; i++) {
+		if (n < cfg.snat_ports[i].count)
+			return cfg.snat_ports[i].first + n;
+		n -= cfg.snat_ports[i].count;
+	}
+	return 0;
 }
 
 /*

@@ -53,9 +53,14 @@ EC_CALL bool open_has_node_port(const struct tuple *reverse_key)
 	return bpf_map_lookup_elem(&services, &key);
 }
 
-/* Whether the port of this node is a NodePort or a host port: then no flow may take it. */
+/*
+ * Whether the port of this node is the tunnel's, where no packet is taken for an answer, a NodePort or a host port:
+ * then no flow may take it.
+ */
 EC_INLINE bool open_is_claimed(const struct tuple *reverse_key)
 {
+	if (reverse_key->proto == IPPROTO_UDP && reverse_key->sport == bpf_htons(cfg.tunnel_port))
+		return true;
 	return cfg.services && (open_has_node_port(reverse_key) || hostport_is_source(reverse_key));
 }
 
@@ -82,13 +87,19 @@ EC_CALL bool open_is_recorded(const struct scratch *s, const struct tuple *rever
 	return !s->owner.ifindex && bpf_map_lookup_elem(&conntrack, &replies);
 }
 
+/* Whether the flow to open has its port already: from netfilter, or as a socket's that keeps it. */
+EC_INLINE bool open_has_port(const struct scratch *s, const struct tuple *reverse_key)
+{
+	return open_is_taken_over(s) || open_is_noted(s, reverse_key);
+}
+
 /*
  * Whether replies to the port belong to another flow: of a socket, or one that netfilter has translated. Of a flow to a
  * Service, to one of the same pod straight to the backend.
  */
 EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
-	if (open_is_taken_over(s) || open_is_noted(s, reverse_key))
+	if (open_has_port(s, reverse_key))
 		return false;
 	if (nf_holds_port(ctx, s, reverse_key))
 		return true;
@@ -147,6 +158,9 @@ EC_GLOBAL int open_take_port(struct __sk_buff *ctx)
 		return -DROP_INVALID;
 	if (open_port_is_others(ctx, s, &s->key))
 		return OPEN_IN_USE;
+	/* Before the first packet leaves, or its answer would not be looked for. */
+	if (open_masquerades(s) && !open_has_port(s, &s->key))
+		ports_give(s->key.proto, s->key.sport);
 	open_fill(s, &s->pkt.tuple);
 	ret = flow_insert(&snat_reverse, &s->key, &s->entry);
 	if (ret == -EC_EEXIST)

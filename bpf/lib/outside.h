@@ -29,7 +29,8 @@ EC_INLINE bool outside_may_answer(const struct scratch *s)
 		return false;
 	if (s->direction != DIRECTION_FROM_UPLINK && s->direction != DIRECTION_FROM_TUNNEL)
 		return true;
-	return t->proto == IPPROTO_SCTP || nat_port_may_be_held(t->dport) || (s->service.device & DEVICE_ANY_PORT);
+	return t->proto == IPPROTO_SCTP || nat_port_may_be_held(t->proto, t->dport) ||
+	       (s->service.device & DEVICE_ANY_PORT);
 }
 
 /* What a backend sends to a client outside becomes the Service's: an answer, or an error about a question. */

@@ -64,9 +64,48 @@ EC_INLINE struct holding ports_pairs(__u32 holder)
 	return h;
 }
 
-EC_INLINE __u32 ports_range(void)
+/* How many ports there are to masquerade to. */
+EC_INLINE __u32 ports_total(void)
 {
-	return cfg.snat_port_high - cfg.snat_port_low + 1;
+	__u32 total = 0;
+
+#pragma unroll
+	for (int i = 0; i < SNAT_PORT_RANGES; i++)
+		total += cfg.snat_ports[i].count;
+	return total;
+}
+
+/* The bits of the port and its neighbours. A listener keeps its port from flows of its own protocol alone. */
+EC_INLINE __u64 *ports_given(__u8 proto, __u32 port)
+{
+	__u32 word = port / PORTS_GIVEN_BITS;
+	struct given_ports *given = bpf_map_lookup_elem(&given_ports, &word);
+
+	if (!given)
+		return NULL;
+	if (proto == IPPROTO_TCP)
+		return &given->tcp;
+	return proto == IPPROTO_UDP ? &given->udp : &given->others;
+}
+
+/* Whether a flow has ever got the port. */
+EC_INLINE bool ports_was_given(__u8 proto, __be16 port)
+{
+	__u32 p = bpf_ntohs(port);
+	const __u64 *bits = ports_given(proto, p);
+
+	return bits && (*bits >> (p % PORTS_GIVEN_BITS) & 1);
+}
+
+/* Notes that a flow gets the port. */
+EC_INLINE void ports_give(__u8 proto, __be16 port)
+{
+	__u32 p = bpf_ntohs(port);
+	__u64 *bits = ports_given(proto, p);
+	__u64 bit = 1ULL << (p % PORTS_GIVEN_BITS);
+
+	if (bits && !(*bits & bit))
+		__sync_fetch_and_or(bits, bit);
 }
 
 /*
@@ -83,7 +122,7 @@ EC_INLINE bool ports_may(const struct holding *held, __u64 free)
  */
 EC_GLOBAL enum verdict ports_reserve(const struct tuple *reverse_key, __u32 holder, bool force)
 {
-	__u32 *total, range = ports_range();
+	__u32 *taken, total = ports_total();
 	struct holding held;
 	__u64 destination;
 
@@ -91,14 +130,14 @@ EC_GLOBAL enum verdict ports_reserve(const struct tuple *reverse_key, __u32 hold
 		return -DROP_INVALID;
 	destination = ports_destination(reverse_key);
 	held = ports_held(destination, holder);
-	total = ports_counted(destination, 0);
-	if (!total)
+	taken = ports_counted(destination, 0);
+	if (!taken)
 		return VERDICT_GO_ON;
-	if (!range || (!force && *total >= range))
+	if (!total || (!force && *taken >= total))
 		return -DROP_SNAT_EXHAUSTED;
-	if (!force && !ports_may(&held, range - *total))
+	if (!force && !ports_may(&held, total - *taken))
 		return -DROP_PORT_LIMIT;
-	__sync_fetch_and_add(total, 1);
+	__sync_fetch_and_add(taken, 1);
 	holder_more(&held);
 	return VERDICT_GO_ON;
 }

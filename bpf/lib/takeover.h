@@ -225,7 +225,7 @@ EC_INLINE void takeover_done(struct __sk_buff *ctx, struct scratch *s, struct sn
 
 	if (ep)
 		flow_note(flow_owner(ep->ifindex), DEVICE_BACKEND);
-	if (!s->owner.ifindex && s->target.masqueraded && !nat_port_may_be_held(s->target.sport))
+	if (!s->owner.ifindex && s->target.masqueraded && !nat_port_may_be_held(s->pkt.tuple.proto, s->target.sport))
 		flow_note(flow_world(), DEVICE_ANY_PORT);
 	takeover_age(ctx, s, forward);
 	takeover_end(ctx, s);

@@ -165,11 +165,11 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 	if (verdict)
 		return verdict == -DROP_INVALID ? VERDICT_STACK : verdict;
 	if (pkt->l4 == L4_ICMP_ERROR) {
-		if (!icmp_parse_inner(ctx) || !nat_port_may_be_held(s->inner.tuple.sport))
+		if (!icmp_parse_inner(ctx) || !nat_port_may_be_held(s->inner.tuple.proto, s->inner.tuple.sport))
 			return VERDICT_STACK;
 		*found = nat_peek_reverse(&s->inner.tuple);
 	} else {
-		if (pkt->l4 != L4_FLOW || !nat_port_may_be_held(pkt->tuple.dport))
+		if (pkt->l4 != L4_FLOW || !nat_port_may_be_held(pkt->tuple.proto, pkt->tuple.dport))
 			return VERDICT_STACK;
 		reverse_key = tuple_reversed(&pkt->tuple);
 		*found = bpf_map_lookup_elem(&snat_reverse, &reverse_key);

@@ -128,9 +128,6 @@ func (o *options) complete(e env) error {
 	if o.config.Portmap && o.config.Bin == "" {
 		return cli.Misuse(`--portmap "on": --cni-bin-dir is empty, where the portmap plugin is looked for; takes off then`)
 	}
-	if p := o.config.VXLANPort; o.config.SnatLow <= p && p <= o.config.SnatHigh {
-		return cli.Misuse("--vxlan-port %d: is one of --snat-ports, which masqueraded flows get; takes another one", p)
-	}
 	if err := o.completeRegistry(); err != nil {
 		return err
 	}

@@ -116,7 +116,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Services: agent.ServicesAuto, ExternalIPs: true, Cgroup: "/found", Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, ForwardAccept: agent.ForwardAcceptAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Services: agent.ServicesAuto, ExternalIPs: true, Cgroup: "/found", Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, ForwardAccept: agent.ForwardAcceptAuto, SnatEntries: 262144,
 		Quarantine: time.Minute, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
@@ -129,7 +129,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	args := []string{
 		"--nodes-file=$NODES", "--node-name", "n1", "--api-server=https://10.0.0.1:6443, https://[2001:db8::1]:6443,https://api.example,https://10.0.0.1:6443/", "--attach-bridge=ecag-br0,docker0", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
-		"--kube-proxy=off", "--forward-accept=off", "--portmap=on", "--cni-chain=testdata/chain.json", "--services=on", "--external-ips=false", "--nodeport-addresses=192.0.2.0/24,::/0", "--snat-ports=1000-1999", "--snat-entries=5000",
+		"--kube-proxy=off", "--forward-accept=off", "--portmap=on", "--cni-chain=testdata/chain.json", "--services=on", "--external-ips=false", "--nodeport-addresses=192.0.2.0/24,::/0", "--snat-ports=1000-1999,2500-2999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
 		"--cni-bin-dir=/o", "--proc-sys=/proc", "--log-level=debug", "--log-format=json",
 	}
@@ -155,7 +155,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	want := agent.Config{
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", Bin: "/o", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
 		Node:        "n1", APIServers: []string{"https://10.0.0.1:6443", "https://[2001:db8::1]:6443", "https://api.example:443"}, Bridges: []string{"ecag-br0", "docker0"}, RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: agent.ServicesOn, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
-		Service: prefixes("10.96.0.0/12", "fd00::/108"), NodePortAddresses: prefixes("192.0.2.0/24", "::/0"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
+		Service: prefixes("10.96.0.0/12", "fd00::/108"), NodePortAddresses: prefixes("192.0.2.0/24", "::/0"), SnatPorts: []agent.PortRange{{Low: 1000, High: 1999}, {Low: 2500, High: 2999}}, SnatEntries: 5000,
 		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, ForwardAccept: agent.ForwardAcceptOff, Portmap: true, Chain: []json.RawMessage{json.RawMessage(`{"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}}`), json.RawMessage(`{"type": "sbr"}`)}, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
 	}
@@ -179,7 +179,6 @@ func TestRefusals(t *testing.T) {
 		{"--api-server=https://10.0.0.1/k8s", "more than a host"}, {"--api-server=https://me:secret@10.0.0.1", "more than a host"}, {"--api-server=https://10.0.0.1:0", "no port"},
 		{"--routing-mode=ipip", "direct, vxlan or auto"}, {"--vxlan-port=0", "a number"}, {"--vxlan-port=65536", "a number"},
 		{"--vxlan-vni=0", "a number"}, {"--vxlan-vni=16777216", "a number"}, {"--vxlan-udp-checksum=maybe", "true or false"},
-		{"--vxlan-port=50000", "--snat-ports"},
 		{"--kube-proxy=maybe", "auto, on or off"}, {"--forward-accept=on", "auto or off"},
 		{"--portmap=1", "on or off"},
 		{"--cni-chain=/nowhere", "no such file"}, {"--cni-chain=/proc", "is a directory"}, {"--cni-chain=cli_test.go", "not a JSON list"}, {"--cni-chain=testdata/chain-without-type.json", "plugin 2 is not"},
@@ -189,6 +188,7 @@ func TestRefusals(t *testing.T) {
 		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "not a prefix"},
 		{"--service-cidr=::ffff:10.0.0.0/104", "refused"},
 		{"--snat-ports=0-5", "LOW-HIGH"}, {"--snat-ports=9-5", "LOW-HIGH"}, {"--snat-ports=5", "LOW-HIGH"}, {"--snat-ports=1-70000", "LOW-HIGH"},
+		{"--snat-ports=", "LOW-HIGH"}, {"--snat-ports=1-2,", "LOW-HIGH"}, {"--snat-ports=1-2,4-5,7-8,10-11,13-14", "too many"},
 		{"--snat-address=,", "addresses of this node"}, {"--snat-address=10.0.0", "not an address"}, {"--snat-address=fe80::1%lo", "not an address"}, {"--snat-address=lo=127.0.0.1", "can't answer"},
 		{"--snat-address=192.0.2.1", "no interface of this node has the address 192.0.2.1"}, {"--snat-address=ecag-none=192.0.2.1", `no interface "ecag-none"`},
 		{"--snat-entries=0", "a number"}, {"--snat-entries=x", "a number"}, {"--snat-entries=99999999", "a number"},

@@ -226,16 +226,12 @@ func port(into *uint16) cli.Value {
 	return v
 }
 
-func snatPorts(low, high *uint16) cli.Value {
-	return cli.Value{Arg: "LOW-HIGH", Takes: "LOW-HIGH, each from 1 to 65535", Set: func(s string) error {
-		first, last, _ := strings.Cut(s, "-")
-		l, err := strconv.ParseUint(first, 10, 16)
-		h, err2 := strconv.ParseUint(last, 10, 16)
-		if err != nil || err2 != nil || l == 0 || l > h {
-			return cli.ErrTakes
+func snatPorts(into *[]agent.PortRange) cli.Value {
+	return cli.Value{Arg: "LOW-HIGH,...", Takes: "auto, or up to four ranges LOW-HIGH, each from 1 to 65535, comma-separated", Set: func(s string) (err error) {
+		if *into = nil; s != "auto" {
+			*into, err = agent.ParsePortRanges(s)
 		}
-		*low, *high = uint16(l), uint16(h)
-		return nil
+		return err
 	}}
 }
 

@@ -70,18 +70,21 @@ func (v *Value) SetPodCIDR(p netip.Prefix) {
 	v.PodCIDRAddresses[f], v.PodCIDRLens[f] = wire.AddrFrom(p.Addr()), uint32(p.Bits())
 }
 
+// PortRange is struct port_range: ports in host order, beginning with First.
+type PortRange struct {
+	First, Count uint32
+}
+
 // NodeConfig is struct node_config: constants of a loaded program.
 type NodeConfig struct {
 	// Masquerade has a bit for each wire.Family in which what pods send to the world is masqueraded.
 	Masquerade uint32
 	// Mark is the skb mark bit of packets that our programs have sent out or translated.
 	Mark uint32
-	// SnatPortLow and SnatPortHigh bound the ports to masquerade to, inclusive, in host order; none: high is below low.
-	SnatPortLow  uint32
-	SnatPortHigh uint32
-	// SnatHeldLow and SnatHeldHigh bound the ports that older flows may hold beside those.
-	SnatHeldLow  uint32
-	SnatHeldHigh uint32
+	// SnatPorts are the ports to masquerade to.
+	SnatPorts [PortRanges]PortRange
+	// SnatHeld are the ports that flows of older builds may hold, which do not note them in given_ports.
+	SnatHeld PortRange
 	// SnatEntries and ConntrackEntries are the capacities of those tables.
 	SnatEntries      uint32
 	ConntrackEntries uint32

@@ -47,15 +47,23 @@ struct config {
 };
 _Static_assert(sizeof(struct config) == 148, "config is part of the map layout");
 
+/* Ports in host order, beginning with first. */
+struct port_range {
+	__u32 first;
+	__u32 count; /* 0: none */
+};
+
+enum snat_port_ranges {
+	SNAT_PORT_RANGES = 4, /* how many make up the ports to masquerade to */
+};
+
 /* The loader sets it before the verifier sees the programs. */
 struct node_config {
-	__u32 masquerade;    /* bits by enum family: what pods send to the world in it is masqueraded */
-	__u32 mark;          /* skb mark bit of packets that our programs have sent out or translated */
-	__u32 snat_port_low; /* ports to masquerade to, inclusive, in host order; none: high is below low */
-	__u32 snat_port_high;
-	__u32 snat_held_low; /* ports that older flows may hold beside those, as before the host needed them */
-	__u32 snat_held_high;
-	__u32 snat_entries; /* capacities of the flow tables */
+	__u32 masquerade; /* bits by enum family: what pods send to the world in it is masqueraded */
+	__u32 mark;       /* skb mark bit of packets that our programs have sent out or translated */
+	struct port_range snat_ports[SNAT_PORT_RANGES]; /* ports to masquerade to */
+	struct port_range snat_held; /* ports that flows may hold which given_ports does not have: of older builds */
+	__u32 snat_entries;          /* capacities of the flow tables */
 	__u32 conntrack_entries;
 	__u32 path_lifetime;   /* how long a path is cached, in ns; 0: not at all */
 	__u32 netfilter_nat;   /* enum netfilter_nat */

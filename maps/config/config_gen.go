@@ -27,3 +27,8 @@ const (
 	Masquerades = 1 // others' packets, which take ports of the node's addresses
 	Translates  = 2 // pods' packets as well
 )
+
+// The values of enum snat_port_ranges.
+const (
+	PortRanges = 4 // how many make up the ports to masquerade to
+)

@@ -4,5 +4,6 @@ package ports
 
 // The values of enum ports_layout.
 const (
-	Bits = 17
+	Bits      = 17 // the key of ports is so many upper bits of the hash
+	GivenBits = 64 // the key of given_ports is a port in host order, divided by this
 )

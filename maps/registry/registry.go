@@ -56,6 +56,7 @@ func All() []typed.Definition {
 		config.Definition,
 		usage.Definition,
 		ports.Definition,
+		ports.Given,
 		journal.Snat,
 		journal.Conntrack,
 		journal.Candidates,

@@ -99,7 +99,7 @@ func OrEmpty(text string) string {
 }
 
 // initialisms are the words that Go writes in capitals.
-var initialisms = []string{"CIDR", "MAC", "MTU", "VNI", "ID"}
+var initialisms = []string{"CIDR", "MAC", "MTU", "TCP", "UDP", "VNI", "ID"}
 
 // CName converts the Go name of a field to the name that it has in C and
 // therefore in dumps: TunnelVNI is tunnel_vni.

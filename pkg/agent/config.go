@@ -155,8 +155,9 @@ type Config struct {
 	Masquerade [wire.Families]bool
 	// NonMasquerade and Cluster are never masqueraded; no podCIDR may overlap Service.
 	NonMasquerade, Cluster, Service []netip.Prefix
-	// SnatLow and SnatHigh bound the ports to masquerade to, inclusive, as far as the host can spare them.
-	SnatLow, SnatHigh uint16
+	// SnatPorts are the ports to masquerade to, as far as the host can spare them, as ParsePortRanges returns them; none: all that need no
+	// privilege.
+	SnatPorts []PortRange
 	// SnatAddresses are the addresses to masquerade to that the administrator has chosen.
 	SnatAddresses []SnatAddress
 	// SnatEntries is the capacity of the masquerading tables, in entries.
@@ -195,8 +196,10 @@ func (c Config) servesServices() bool { return c.Services == ServicesOn || c.Ser
 // nodeConfig is for programs of that mode. frontends says that they translate to backends.
 func (c Config) nodeConfig(m programMode, frontends bool) config.NodeConfig {
 	n := config.NodeConfig{
-		Mark: c.Mark, SnatPortLow: uint32(m.snat.low), SnatPortHigh: uint32(m.snat.high), SnatHeldLow: uint32(c.SnatLow), SnatHeldHigh: uint32(c.SnatHigh),
-		TunnelPort: uint32(c.VXLANPort), TunnelVNI: c.VXLANVNI,
+		Mark: c.Mark, SnatHeld: c.snatHeld().constant(), TunnelPort: uint32(c.VXLANPort), TunnelVNI: c.VXLANVNI,
+	}
+	for i, r := range m.snat.ranges() {
+		n.SnatPorts[i] = r.constant()
 	}
 	for f, on := range c.Masquerade {
 		if on {

@@ -62,7 +62,7 @@ func testLoop(t *testing.T) *loop {
 			BPFFS: bpffs.Dir(pinned), State: filepath.Join(dir, "state"), Conf: filepath.Join(dir, "conf"),
 			Bin: filepath.Join(dir, "bin"), ProcSys: "/proc/sys", Plugin: plugin,
 		},
-		Node: "n1", Masquerade: [wire.Families]bool{true, true}, SnatLow: 50000, SnatHigh: 60000, SnatEntries: 1024, Mark: 0x00800000,
+		Node: "n1", Masquerade: [wire.Families]bool{true, true}, SnatPorts: []PortRange{{50000, 60000}}, SnatEntries: 1024, Mark: 0x00800000,
 		RoutingMode: RouteDirect, VXLANPort: 4789, VXLANVNI: 4096,
 		Log: slog.New(slog.DiscardHandler), LogLevel: "info",
 	}

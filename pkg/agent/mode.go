@@ -27,7 +27,7 @@ type modeController struct {
 	marks       netfilter.Marks
 	programMode // as the programs have it
 	// snatWanted is what snat should be.
-	snatWanted portRange
+	snatWanted ports
 	// found is that as it was found last: the programs may not have followed yet.
 	found netfilter.Level
 	// again is when to look again, after a failure.
@@ -44,7 +44,7 @@ type modeController struct {
 // ports new masqueraded flows get.
 type programMode struct {
 	level netfilter.Level
-	snat  portRange
+	snat  ports
 }
 
 // outcome is how a change of the programs went.
@@ -68,7 +68,7 @@ func (c *modeController) begin(now time.Time) {
 }
 
 // beginWith says which ports the first programs masquerade to.
-func (c *modeController) beginWith(snat portRange) { c.snat, c.snatWanted = snat, snat }
+func (c *modeController) beginWith(snat ports) { c.snat, c.snatWanted = snat, snat }
 
 // find asks what netfilter translates, unless --kube-proxy says.
 func (c *modeController) find(ask func() (netfilter.Level, error)) (netfilter.Level, error) {

@@ -47,6 +47,8 @@ func (p *ports) add(low, high uint16) {
 	}
 }
 
+func (p *ports) remove(i int) { p[i/64] &^= 1 << (i % 64) }
+
 func (p *ports) has(i int) bool { return p[i/64]&(1<<(i%64)) != 0 }
 
 func (p ports) without(q ports) ports {
@@ -88,22 +90,38 @@ func (p ports) all() iter.Seq[int] {
 	}
 }
 
+// ranges are the ports in as few pieces as there can be, in ascending order.
+func (p ports) ranges() (all []PortRange) {
+	for i := range p.all() {
+		port := uint16(i) //nolint:gosec // a port
+		if n := len(all); n > 0 && int(all[n-1].High)+1 == i {
+			all[n-1].High = port
+		} else {
+			all = append(all, PortRange{port, port})
+		}
+	}
+	return all
+}
+
+// largest are the ports in the largest pieces, so many at most.
+func (p ports) largest(pieces int) (some ports) {
+	all := p.ranges()
+	slices.SortStableFunc(all, func(a, b PortRange) int { return b.size() - a.size() })
+	for _, r := range all[:min(pieces, len(all))] {
+		some.add(r.Low, r.High)
+	}
+	return some
+}
+
 // String is the kernel's notation.
 func (p ports) String() string {
 	var out []string
-	for i := 0; i < 1<<16; i++ {
-		if !p.has(i) {
-			continue
-		}
-		low := i
-		for i+1 < 1<<16 && p.has(i+1) {
-			i++
-		}
-		if i == low {
-			out = append(out, fmt.Sprint(low))
+	for _, r := range p.ranges() {
+		if r.Low == r.High {
+			out = append(out, fmt.Sprint(r.Low))
 		} else {
-			out = append(out, fmt.Sprintf("%d-%d", low, i))
+			out = append(out, r.String())
 		}
 	}
-	return strings.Join(slices.Clip(out), ",")
+	return strings.Join(out, ",")
 }

@@ -3,7 +3,10 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -18,27 +21,69 @@ const (
 	scarceEphemeral = 1024
 )
 
-// portRange are the ports from low to high; without any, high is below low.
-type portRange struct{ low, high uint16 }
+// PortRange are the ports from Low to High.
+type PortRange struct{ Low, High uint16 }
 
-// noPorts has none. Port 0 is never used.
-var noPorts = portRange{1, 0}
+func (r PortRange) size() int { return int(r.High) - int(r.Low) + 1 }
 
-func (r portRange) size() int { return int(r.high) - int(r.low) + 1 }
+func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.Low, r.High) }
 
-func (r portRange) String() string { return fmt.Sprintf("%d-%d", r.low, r.high) }
-
-func (r portRange) ports() (p ports) {
-	p.add(r.low, r.high)
+func (r PortRange) ports() (p ports) {
+	p.add(r.Low, r.High)
 	return p
 }
 
-// snatPorts are the ports that the administrator wants masqueraded flows to get.
-func (c Config) snatPorts() portRange { return portRange{c.SnatLow, c.SnatHigh} }
+// constant is the range as programs have it.
+func (r PortRange) constant() config.PortRange {
+	return config.PortRange{First: uint32(r.Low), Count: uint32(r.size())}
+}
+
+var (
+	// usualSnat are the ports that are masqueraded to unless the administrator says which: all that need no privilege.
+	usualSnat = PortRange{1024, 65535}
+	// olderSnat were those of builds that do not note in given_ports which they give.
+	olderSnat = PortRange{49152, 65535}
+)
+
+// snatPorts are the ports that masqueraded flows are to get, as far as the host can spare them.
+func (c Config) snatPorts() (p ports) {
+	if len(c.SnatPorts) == 0 {
+		return usualSnat.ports()
+	}
+	for _, r := range c.SnatPorts {
+		p.add(r.Low, r.High)
+	}
+	return p
+}
+
+// snatHeld are the ports that flows of older builds may hold. Those builds know one range alone.
+func (c Config) snatHeld() PortRange {
+	if len(c.SnatPorts) == 1 {
+		return c.SnatPorts[0]
+	}
+	return olderSnat
+}
+
+// ParsePortRanges reads a list of ranges, such as "1024-29999,50000-65535", of which programs take a few only.
+func ParsePortRanges(s string) (all []PortRange, err error) {
+	for one := range strings.SplitSeq(s, ",") {
+		first, last, _ := strings.Cut(strings.TrimSpace(one), "-")
+		low, err1 := strconv.ParseUint(first, 10, 16)
+		high, err2 := strconv.ParseUint(last, 10, 16)
+		if err := errors.Join(err1, err2); err != nil || low == 0 || low > high {
+			return nil, fmt.Errorf("%q is no range of ports", one)
+		}
+		all = append(all, PortRange{uint16(low), uint16(high)})
+	}
+	if len(all) > config.PortRanges {
+		return nil, fmt.Errorf("%d ranges are too many", len(all))
+	}
+	return all, nil
+}
 
 // parsePortRange reads the kernel's notation: "32768	60999".
-func parsePortRange(s string) (r portRange, err error) {
-	if _, err := fmt.Sscan(s, &r.low, &r.high); err != nil {
+func parsePortRange(s string) (r PortRange, err error) {
+	if _, err := fmt.Sscan(s, &r.Low, &r.High); err != nil {
 		return r, fmt.Errorf("sysctl %s: %q is no range of ports", ephemeralPorts, s)
 	}
 	return r, nil
@@ -47,11 +92,11 @@ func parsePortRange(s string) (r portRange, err error) {
 // portShares says how the node's ports are divided between the host's own sockets that ask for any port, masquerading, and NodePorts
 // and host ports.
 type portShares struct {
-	// asked is --snat-ports, and snat the part of it that masqueraded flows get.
-	asked, snat portRange
+	// asked is --snat-ports, and snat the part of it that masqueraded flows get, in as many pieces as programs take.
+	asked, snat ports
 	// ephemeral is where the kernel takes the ports for sockets that ask for any, and free are those of them that others than we have
 	// not reserved.
-	ephemeral portRange
+	ephemeral PortRange
 	free      ports
 	// ours are all ports that we reserve.
 	ours ports
@@ -59,26 +104,22 @@ type portShares struct {
 	unreserved int
 }
 
-// shareSnat decides which ports to masquerade to: of those asked for as many in one piece as leave the host enough, of several such
-// pieces the highest. An eighth of what the host can spare is for NodePorts and host ports.
-func shareSnat(asked, ephemeral portRange, others ports) portShares {
-	s := portShares{asked: asked, snat: noPorts, ephemeral: ephemeral, free: ephemeral.ports().without(others)}
-	most := s.spare() * 7 / 8
-	low, taken := int(asked.low), 0
-	for high := int(asked.low); high <= int(asked.high); high++ {
-		if s.free.has(high) {
-			taken++
+// shareSnat decides which ports to masquerade to: of those asked for as many as leave the host enough, which keeps the lowest of its
+// ephemeral ports. An eighth of what the host can spare is for NodePorts and host ports.
+func shareSnat(asked ports, ephemeral PortRange, others ports) portShares {
+	s := portShares{asked: asked, snat: asked, ephemeral: ephemeral, free: ephemeral.ports().without(others)}
+	wanted := asked.and(s.free)
+	beyond := wanted.count() - s.spare()*7/8
+	for port := range wanted.all() {
+		if beyond <= 0 {
+			break
 		}
-		for ; taken > most; low++ {
-			if s.free.has(low) {
-				taken--
-			}
-		}
-		if high-low+1 >= max(1, s.snat.size()) {
-			s.snat = portRange{uint16(low), uint16(high)} //nolint:gosec // both are within asked
-		}
+		s.snat.remove(port)
+		beyond--
 	}
-	s.ours = s.snat.ports()
+	s.snat = s.snat.largest(config.PortRanges)
+	// The kernel gives no other port to a socket that asks for any.
+	s.ours = s.snat.and(ephemeral.ports())
 	return s
 }
 
@@ -106,9 +147,9 @@ func (s *portShares) add(used ports) {
 func (s *portShares) problems() (found []observe.NetworkProblem) {
 	const remedy = "give --snat-ports ports outside of " + ephemeralName + ", or widen that"
 	host := fmt.Sprintf("the node's own processes too few of their ephemeral ports (%s %s, without what others have reserved)", ephemeralName, s.ephemeral)
-	if s.snat != s.asked {
+	if s.snat != s.asked && s.asked != usualSnat.ports() {
 		text := fmt.Sprintf("--snat-ports %s would leave %s: masqueraded flows get ports %s alone", s.asked, host, s.snat)
-		if s.snat == noPorts {
+		if s.snat == (ports{}) {
 			text = fmt.Sprintf("--snat-ports %s would leave %s: none is left to masquerade to, and pods' new flows to the world are dropped (SNAT_EXHAUSTED)", s.asked, host)
 		}
 		found = append(found, observe.NetworkProblem{Reason: snatPortsReduced, About: s.asked.String(), Text: text, Remedy: remedy})

@@ -5,8 +5,19 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
+
+// portList are the ports of a list in the kernel's notation.
+func portList(t *testing.T, s string) ports {
+	t.Helper()
+	p, err := parsePorts(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
 
 // The host keeps the larger of half its ephemeral ports and 8 192, whatever is asked for.
 func TestPortShares(t *testing.T) {
@@ -14,31 +25,37 @@ func TestPortShares(t *testing.T) {
 	var every ports
 	every.add(1, 65535)
 	for name, tt := range map[string]struct {
-		asked, ephemeral portRange
-		others, used     ports
-		want             string
-		problems         string
+		ephemeral           PortRange
+		asked, others, used ports
+		want                string
+		problems            string
 	}{
-		"a default node":            {asked: portRange{49152, 65535}, ephemeral: portRange{32768, 60999}, want: "49152-65535"},
-		"outside the ephemeral":     {asked: portRange{1025, 32767}, ephemeral: portRange{32768, 60999}, want: "1025-32767"},
-		"the ephemeral of IANA":     {asked: portRange{49152, 65535}, ephemeral: portRange{49152, 65535}, want: "58368-65535", problems: "snat_ports 49152-65535"},
-		"a wide range":              {asked: portRange{32768, 65535}, ephemeral: portRange{32768, 60999}, want: "48649-65535", problems: "snat_ports 32768-65535"},
-		"the same from below":       {asked: portRange{10000, 60999}, ephemeral: portRange{32768, 60999}, want: "10000-45118", problems: "snat_ports 10000-60999"},
-		"nearly all are ephemeral":  {asked: portRange{49152, 65535}, ephemeral: portRange{1024, 65535}, want: "49152-65535"},
-		"all are the host's":        {asked: portRange{49152, 65535}, ephemeral: portRange{50000, 58191}, want: "58192-65535", problems: "snat_ports 49152-65535"},
-		"nothing is left":           {asked: portRange{52000, 53000}, ephemeral: portRange{50000, 58191}, want: "1-0", problems: "snat_ports 52000-53000"},
-		"one can be spared":         {asked: portRange{52000, 53000}, ephemeral: portRange{50000, 58193}, want: "53000-53000", problems: "snat_ports 52000-53000"},
-		"others' reservations":      {asked: portRange{49152, 65535}, ephemeral: portRange{32768, 60999}, others: between(32768, 42767), want: "57399-65535", problems: "snat_ports 49152-65535"},
-		"others have reserved ours": {asked: portRange{49152, 65535}, ephemeral: portRange{32768, 60999}, others: between(49152, 65535), want: "49152-65535"},
-		"others have reserved all":  {asked: portRange{49152, 65535}, ephemeral: portRange{50000, 60000}, others: between(49152, 65535), want: "49152-65535", problems: "ephemeral_ports "},
-		"few ephemeral ones":        {asked: portRange{49152, 65535}, ephemeral: portRange{40000, 40999}, want: "49152-65535", problems: "ephemeral_ports "},
+		"a default node":            {asked: between(49152, 65535), ephemeral: PortRange{32768, 60999}, want: "49152-65535"},
+		"outside the ephemeral":     {asked: between(1025, 32767), ephemeral: PortRange{32768, 60999}, want: "1025-32767"},
+		"the ephemeral of IANA":     {asked: between(49152, 65535), ephemeral: PortRange{49152, 65535}, want: "58368-65535", problems: "snat_ports 49152-65535"},
+		"a wide range":              {asked: between(32768, 65535), ephemeral: PortRange{32768, 60999}, want: "48649-65535", problems: "snat_ports 32768-65535"},
+		"the same from below":       {asked: between(10000, 60999), ephemeral: PortRange{32768, 60999}, want: "10000-32767,48649-60999", problems: "snat_ports 10000-60999"},
+		"nearly all are ephemeral":  {asked: between(49152, 65535), ephemeral: PortRange{1024, 65535}, want: "49152-65535"},
+		"all are the host's":        {asked: between(49152, 65535), ephemeral: PortRange{50000, 58191}, want: "49152-49999,58192-65535", problems: "snat_ports 49152-65535"},
+		"nothing is left":           {asked: between(52000, 53000), ephemeral: PortRange{50000, 58191}, want: "", problems: "snat_ports 52000-53000"},
+		"one can be spared":         {asked: between(52000, 53000), ephemeral: PortRange{50000, 58193}, want: "53000", problems: "snat_ports 52000-53000"},
+		"others' reservations":      {asked: between(49152, 65535), ephemeral: PortRange{32768, 60999}, others: between(32768, 42767), want: "57399-65535", problems: "snat_ports 49152-65535"},
+		"others have reserved ours": {asked: between(49152, 65535), ephemeral: PortRange{32768, 60999}, others: between(49152, 65535), want: "49152-65535"},
+		"others have reserved all":  {asked: between(49152, 65535), ephemeral: PortRange{50000, 60000}, others: between(49152, 65535), want: "49152-65535", problems: "ephemeral_ports "},
+		"few ephemeral ones":        {asked: between(49152, 65535), ephemeral: PortRange{40000, 40999}, want: "49152-65535", problems: "ephemeral_ports "},
 		"some host ports": {
-			asked: portRange{49152, 65535}, ephemeral: portRange{49152, 65535}, used: between(50000, 50999, 80, 30000), want: "58368-65535", problems: "snat_ports 49152-65535",
+			asked: between(49152, 65535), ephemeral: PortRange{49152, 65535}, used: between(50000, 50999, 80, 30000), want: "58368-65535", problems: "snat_ports 49152-65535",
 		},
 		"too many host ports": {
-			asked: portRange{49152, 65535}, ephemeral: portRange{49152, 65535}, used: between(50000, 51999), want: "58368-65535", problems: "snat_ports 49152-65535, unreserved_ports ",
+			asked: between(49152, 65535), ephemeral: PortRange{49152, 65535}, used: between(50000, 51999), want: "58368-65535", problems: "snat_ports 49152-65535, unreserved_ports ",
 		},
-		"any number of host ports": {asked: portRange{49152, 65535}, ephemeral: portRange{32768, 60999}, used: every, want: "49152-65535", problems: "unreserved_ports "},
+		"a default node's default": {asked: usualSnat.ports(), ephemeral: PortRange{32768, 60999}, want: "1024-32767,48649-65535"},
+		"all that are ephemeral":   {asked: usualSnat.ports(), ephemeral: PortRange{1024, 65535}, want: "37312-65535"},
+		"several ranges":           {asked: portList(t, "10000-19999,30000-35000,40000-45000"), ephemeral: PortRange{32768, 60999}, want: "10000-19999,30000-35000,40000-45000"},
+		"too many pieces": {
+			asked: usualSnat.ports(), ephemeral: PortRange{32768, 60999}, others: portList(t, "33000,34000-34001,35000-35002,36000-36003"), want: "1024-32767,35000-35002,36000-36003,48658-65535",
+		},
+		"any number of host ports": {asked: between(49152, 65535), ephemeral: PortRange{32768, 60999}, used: every, want: "49152-65535", problems: "unreserved_ports "},
 	} {
 		s := shareSnat(tt.asked, tt.ephemeral, tt.others)
 		s.add(tt.used)
@@ -48,6 +65,9 @@ func TestPortShares(t *testing.T) {
 			if p.Remedy == "" || strings.Contains(p.Text+p.Remedy, "%!") {
 				t.Errorf("%s: %+v", name, p)
 			}
+		}
+		if n := len(s.snat.ranges()); n > config.PortRanges {
+			t.Errorf("%s: %d pieces to masquerade to", name, n)
 		}
 		if got := strings.Join(problems, ", "); s.snat.String() != tt.want || got != tt.problems {
 			t.Errorf("%s: masquerades to %s, problems %q; want %s, %q", name, s.snat, got, tt.want, tt.problems)
@@ -64,16 +84,13 @@ func TestPortShares(t *testing.T) {
 
 func TestPortRange(t *testing.T) {
 	t.Parallel()
-	if r, err := parsePortRange("32768\t60999"); r != (portRange{32768, 60999}) || err != nil || r.size() != 28232 {
+	if r, err := parsePortRange("32768\t60999"); r != (PortRange{32768, 60999}) || err != nil || r.size() != 28232 {
 		t.Errorf("%s, error %v", r, err)
 	}
 	for _, bad := range []string{"", "1", "x y", "1 70000"} {
 		if r, err := parsePortRange(bad); err == nil {
 			t.Errorf("%q is %s", bad, r)
 		}
-	}
-	if noPorts.size() != 0 || noPorts.ports() != (ports{}) {
-		t.Errorf("%s are %d ports", noPorts, noPorts.size())
 	}
 }
 
@@ -110,7 +127,7 @@ func TestEphemeralPortsAreLeft(t *testing.T) {
 	}
 	become("50000 60000") // what testLoop masquerades to
 	shares, err := l.sysctls.portShares()
-	if err != nil || shares.snat != (portRange{58419, 60000}) {
+	if err != nil || shares.snat != between(58419, 60000) {
 		t.Errorf("the first programs would masquerade to %s, error %v", shares.snat, err)
 	}
 	l.mode.beginWith(shares.snat)
@@ -118,12 +135,13 @@ func TestEphemeralPortsAreLeft(t *testing.T) {
 	if l.follow(t, l.complaints.now()) {
 		t.Error("the programs are replaced at once")
 	}
-	for _, tt := range []struct{ ephemeral, snat, problem string }{
-		{"50000 60000", "58419-60000", snatPortsReduced},
-		{"32768 60999", "50000-60000", ""},
-		{"49152 65535", "52833-60000", snatPortsReduced},
-		{"52000 60191", "50000-51999", snatPortsReduced},
-		{"1024 65535", "50000-60000", ""},
+	for _, tt := range []struct{ ephemeral, snat, reserved, problem string }{
+		{"50000 60000", "58419-60000", "58419-60000", snatPortsReduced},
+		{"32768 60999", "50000-60000", "50000-60000", ""},
+		{"49152 65535", "52833-60000", "52833-60000", snatPortsReduced},
+		{"52000 60191", "50000-51999", "", snatPortsReduced},
+		{"32768 54999", "50000-60000", "50000-54999", ""},
+		{"1024 65535", "50000-60000", "50000-60000", ""},
 	} {
 		before := l.mode.snat
 		become(tt.ephemeral)
@@ -135,8 +153,8 @@ func TestEphemeralPortsAreLeft(t *testing.T) {
 		if l.mode.snat.String() != tt.snat {
 			t.Errorf("%s: the programs masquerade to %s, want %s", tt.ephemeral, l.mode.snat, tt.snat)
 		}
-		if got, err := sysctl.Get(reservedPorts); got != tt.snat || err != nil {
-			t.Errorf("%s: %s are reserved, error %v, want %s", tt.ephemeral, got, err, tt.snat)
+		if got, err := sysctl.Get(reservedPorts); got != tt.reserved || err != nil {
+			t.Errorf("%s: %s are reserved, error %v, want %s", tt.ephemeral, got, err, tt.reserved)
 		}
 		bindAny(t)
 		l.expectNetworkProblems(t, tt.ephemeral, strings.Fields(tt.problem)...)

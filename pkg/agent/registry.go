@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,9 +29,6 @@ func (a *agent) reachRegistry(ctx context.Context) (err error) {
 		return err
 	}
 	b := a.network.Backend
-	if a.cfg.SnatLow <= b.Port && b.Port <= a.cfg.SnatHigh {
-		return fmt.Errorf("the network's port of VXLAN, %d, is one of --snat-ports, which masqueraded flows get: give those another range", b.Port)
-	}
 	a.cfg.VXLANPort, a.cfg.VXLANVNI = b.Port, b.VNI
 	switch {
 	case b.Kind == lease.HostGW:

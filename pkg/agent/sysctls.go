@@ -95,7 +95,7 @@ func (c *sysctls) change(name, have string, to setting, held bool) error {
 	if err := c.record.note(name, to); err != nil {
 		return fmt.Errorf("sysctl %s is %q and stays so: %w", name, have, err)
 	}
-	if _, err := c.Set(name, to.Ours); err != nil {
+	if _, err := c.Set(name, asLine(to.Ours)); err != nil {
 		return err
 	}
 	if !held || !c.dispute(name) {
@@ -271,7 +271,7 @@ func (c *sysctls) reserve(ours ports) error {
 	if want == now {
 		return nil
 	}
-	return c.change(reservedPorts, have, setting{Before: others.String(), Ours: want.String()}, c.kept.ports != "" && have != c.kept.ports)
+	return c.change(reservedPorts, have, setting{Before: others.String(), Ours: want.String()}, c.kept.ephemeral != "" && have != c.kept.ports)
 }
 
 // reserved reads the ports that are reserved now.
@@ -289,7 +289,7 @@ func (c *sysctls) reserved() (text string, p ports, err error) {
 // another range of ephemeral ports.
 func (c *sysctls) ensurePorts(s *state, used ports) error {
 	have, ephemeral, err := c.readPorts()
-	if k := &c.kept; err != nil || have == k.ports && have != "" && ephemeral == k.ephemeral && used == k.used {
+	if k := &c.kept; err != nil || have == k.ports && ephemeral == k.ephemeral && used == k.used {
 		return err // as before, as it nearly always is
 	}
 	shares, err := c.portShares()

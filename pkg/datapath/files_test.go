@@ -56,7 +56,7 @@ func TestFailedReconfigurationClosesItsFiles(t *testing.T) {
 	n := newNode(t, isolated(t, attach.Auto))
 	dp := mustLoad(t, n.opts)
 	other := n.opts.NodeConfig
-	other.SnatPortLow++
+	other.SnatPorts[0].First++
 	// Where the last pod's link should be pinned stands something that can't be opened.
 	broken := n.opts.Dir.Link(string(attach.FromPod), 1<<30)
 	check(t, os.Mkdir(broken, 0o700))

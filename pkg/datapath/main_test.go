@@ -45,7 +45,7 @@ func kernelHasTCX(t *testing.T) bool {
 func optionsIn(dir, stateDir string, mode attach.Mode) Options {
 	return Options{
 		Dir: bpffs.Dir(dir), StateDir: stateDir, Attach: mode,
-		NodeConfig:  config.NodeConfig{Masquerade: 1, Mark: 0x00800000, SnatPortLow: 49152, SnatPortHigh: 65535},
+		NodeConfig:  config.NodeConfig{Masquerade: 1, Mark: 0x00800000, SnatPorts: [config.PortRanges]config.PortRange{{First: 49152, Count: 16384}}},
 		SnatEntries: 1024, ConntrackEntries: 1024,
 		Log: slog.New(slog.DiscardHandler),
 	}.withDefaults()

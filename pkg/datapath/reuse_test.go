@@ -35,7 +35,7 @@ func TestRestartUsesProgramsOn(t *testing.T) {
 		loads  bool
 	}{
 		{"nothing", func(*Options) {}, false},
-		{"a constant", func(o *Options) { o.NodeConfig.SnatPortLow++ }, true},
+		{"a constant", func(o *Options) { o.NodeConfig.SnatPorts[0].First++ }, true},
 		{"nothing more", func(*Options) {}, false},
 		{"a capacity", func(o *Options) { o.SnatEntries *= 2 }, true},
 		{"a program's pin is gone", func(o *Options) { check(t, os.Remove(o.Dir.Program("ec_from_pod"))) }, true},

@@ -21,13 +21,15 @@ var update = flag.Bool("update", false, "write the instruction counts of now, an
 
 // configurations are all that differ for the verifier: what turns code off.
 func configurations() map[string]config.NodeConfig {
+	held := config.PortRange{First: 49152, Count: 16384}
 	node := func(masquerade uint32) config.NodeConfig {
 		return config.NodeConfig{
-			Masquerade: masquerade, Mark: 0x00800000, SnatPortLow: 49152, SnatPortHigh: 65535, TunnelPort: 4789, TunnelVNI: 4096, TunnelChecksum: 1,
+			Masquerade: masquerade, Mark: 0x00800000, TunnelPort: 4789, TunnelVNI: 4096, TunnelChecksum: 1, SnatHeld: held,
+			SnatPorts: [config.PortRanges]config.PortRange{{First: 1024, Count: 7000}, {First: 9000, Count: 20000}, {First: 48649, Count: 10000}, {First: 60000, Count: 5536}},
 		}
 	}
 	narrow := node(1)
-	narrow.SnatPortLow = narrow.SnatPortHigh
+	narrow.SnatPorts = [config.PortRanges]config.PortRange{{First: 65535, Count: 1}}
 	beside := node(1)
 	beside.NetfilterNat = config.Translates
 	masquerading := node(1)
@@ -95,7 +97,7 @@ func TestVerifier(t *testing.T) {
 func TestVerifierWithoutPorts(t *testing.T) {
 	priv.Require(t)
 	none := configurations()["bridges"]
-	none.SnatPortLow, none.SnatPortHigh, none.SnatHeldLow, none.SnatHeldHigh = 1, 0, 49152, 65535
+	none.SnatPorts = [config.PortRanges]config.PortRange{}
 	verified(t, none)
 }
 

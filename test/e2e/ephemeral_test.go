@@ -17,7 +17,7 @@ import (
 // changes, and flows that have one of the others keep it.
 func TestNodeKeepsEphemeralPorts(t *testing.T) {
 	t.Parallel()
-	l := lab.ForTest(t, lab.Options{Nodes: 1, Families: families})
+	l := lab.ForTest(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{"--snat-ports=49152-65535"}})
 	node := l.Nodes[0]
 	become := func(ephemeral string) {
 		t.Helper()
@@ -34,7 +34,7 @@ func TestNodeKeepsEphemeralPorts(t *testing.T) {
 	}
 	become("49152 65535") // what is to be masqueraded to
 	startAgents(t, l)
-	const first, then = "58368-65535", "49152-57343"
+	const first, then = "58368-65535", "49152-57343" // the latter are not ephemeral, and need no reservation
 	reserves(first)
 	assertStatus(t, node, changeLimit, "(snat_ports)", first)
 	pod := addPod(t, node, "a")
@@ -56,7 +56,7 @@ func TestNodeKeepsEphemeralPorts(t *testing.T) {
 		}
 	}
 	become("57344 65535") // all of these are the node's
-	reserves(then)
+	reserves("")
 	assertStatus(t, node, changeLimit, then)
 	own := uint16(50000)
 	for to, flow := range flows {
@@ -71,6 +71,60 @@ func TestNodeKeepsEphemeralPorts(t *testing.T) {
 		}
 		ask(node.Namespace, to, 0)
 	}
+}
+
+// A flow keeps any port that it has got: when new flows do not get that any more, and when the agent starts again. A service of the
+// node that starts there later is reached by all others.
+func TestFlowsKeepTheirPorts(t *testing.T) {
+	t.Parallel()
+	const port = 20000
+	l := startCluster(t, lab.Options{Nodes: 1, Families: families})
+	node := l.Nodes[0]
+	pod := addPod(t, node, "a")
+	streams := map[*lab.TCPConn]netip.AddrPort{}
+	echo := func(when string) {
+		t.Helper()
+		for stream, from := range streams {
+			if err := stream.Echo(t.Context(), 1000); err != nil {
+				t.Errorf("%s: the connection from %s: %v", when, from, err)
+			}
+		}
+	}
+	for _, f := range families {
+		stream, err := pod.DialTCP(t.Context(), serveOver(t, l.Outside, f), port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { stream.Close() })
+		if streams[stream] = stream.Seen; stream.Seen.Port() != port {
+			t.Fatalf("the connection has the port %d, want the pod's own", stream.Seen.Port())
+		}
+	}
+	if err := node.WriteSysctl("net/ipv4/ip_local_port_range", "19000 27191"); err != nil { // all of these are the node's
+		t.Fatal(err)
+	}
+	own, to := uint16(port), serve(t, l.Outside)
+	eventually(t, 2*changeLimit, "new flows get other ports", func() bool {
+		own++
+		stream, err := pod.DialTCP(within(t, changeLimit), to, own)
+		if err != nil {
+			return false
+		}
+		defer stream.Close()
+		return stream.Seen.Port() < 19000 || stream.Seen.Port() > 27191
+	})
+	echo("after another range of ephemeral ports")
+	if _, err := node.Serve(port); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if _, err := l.Outside.TCP(t.Context(), netip.AddrPortFrom(node.AddrOf(f), port)); err != nil {
+			t.Error(err)
+		}
+	}
+	echo("beside a service of the node")
+	restartEach(t, l)
+	echo("after another start of the agent")
 }
 
 // Whichever limit refuses something, status names it, and the pod is told at once: one node has four ports to masquerade to, the smallest flow table, and

@@ -56,7 +56,7 @@ func TestAgentStartsAgainOnAFullDisk(t *testing.T) {
 	})
 	eventually(t, entryPromise, "what could not be noted before is set", func() bool {
 		out, err := node.Exec(t.Context(), "cat", "/proc/sys/net/ipv4/ip_local_reserved_ports")
-		return err == nil && string(out) == "50000-65535\n"
+		return err == nil && string(out) == "50000-60999\n"
 	})
 	again := addPod(t, node, "again")
 	assertReaches(t, again.Namespace, serve(t, far.Namespace), again.Addr())

@@ -68,14 +68,25 @@ type bed struct {
 // option changes the constants that the programs are loaded with.
 type option func(*config.NodeConfig)
 
-// withPorts narrows the range of ports to masquerade to.
-func withPorts(low, high uint32) option {
-	return func(c *config.NodeConfig) { c.SnatPortLow, c.SnatPortHigh = low, high }
+// between are the ports from low to high; none, if high is below low.
+func between(low, high uint32) config.PortRange {
+	return config.PortRange{First: low, Count: high - low + 1}
 }
 
-// withHeldPorts says which ports older flows may hold beside those.
+// withPorts says which ports there are to masquerade to: those from low to high.
+func withPorts(low, high uint32) option { return withPortRanges(between(low, high)) }
+
+// withPortRanges is withPorts of several pieces.
+func withPortRanges(ranges ...config.PortRange) option {
+	return func(c *config.NodeConfig) {
+		c.SnatPorts = [config.PortRanges]config.PortRange{}
+		copy(c.SnatPorts[:], ranges)
+	}
+}
+
+// withHeldPorts says which ports flows of older builds may hold.
 func withHeldPorts(low, high uint32) option {
-	return func(c *config.NodeConfig) { c.SnatHeldLow, c.SnatHeldHigh = low, high }
+	return func(c *config.NodeConfig) { c.SnatHeld = between(low, high) }
 }
 
 // withTables sets how many flows the tables hold.
@@ -109,7 +120,7 @@ func newBed(tb testing.TB, f family, options ...option) *bed {
 func (b *bed) load(options []option) {
 	b.Helper()
 	c := config.NodeConfig{
-		Masquerade: 1<<wire.IPv4 | 1<<wire.IPv6, Mark: mark, SnatPortLow: 49152, SnatPortHigh: 65535, SnatEntries: 4096, ConntrackEntries: 4096,
+		Masquerade: 1<<wire.IPv4 | 1<<wire.IPv6, Mark: mark, SnatPorts: [config.PortRanges]config.PortRange{between(49152, 65535)}, SnatHeld: between(49152, 65535), SnatEntries: 4096, ConntrackEntries: 4096,
 		TunnelPort: tunnelPort, TunnelVNI: vni, TunnelChecksum: 1,
 	}
 	for _, o := range options {
