@@ -280,7 +280,7 @@ func (c circumstances) forwardDropped() (found []observe.NetworkProblem) {
 		}
 		found = append(found, observe.NetworkProblem{
 			Reason: forwardDrop, About: d.Chain + ": " + d.Rule,
-			Text:   fmt.Sprintf("%s: %q drops packets of pods that the host's stack forwards, such as the first ones to another node or to the world", d.Chain, d.Rule),
+			Text:   fmt.Sprintf("%s: %q drops packets of pods that the host's stack forwards, such as some of those to neighbours that the node does not know yet", d.Chain, d.Rule),
 			Remedy: d.Remedy,
 		})
 	}
