@@ -55,6 +55,9 @@ EC_INLINE enum verdict from_pod_waits(struct __sk_buff *ctx, struct pkt *pkt, st
 {
 	if (!path->unresolved || (pkt_l4(ctx, pkt) && !nf_may_open(pkt)))
 		return VERDICT_GO_ON;
+	/* All fragments of a datagram take one way. */
+	if (pkt->fragment != FRAGMENT_NONE)
+		return VERDICT_STACK;
 	path->redirected = !path->redirected;
 	return path->redirected ? VERDICT_GO_ON : VERDICT_STACK;
 }

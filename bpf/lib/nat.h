@@ -80,6 +80,9 @@ EC_INLINE bool nat_leads_to(const struct snat_entry *forward, const struct tuple
 	       addr_equal(&forward->to_address, &reverse_key->src) && nat_far_is(forward, reverse_key);
 }
 
+/* The first port that no server is assigned (RFC 6335, section 6), in host order. */
+#define NAT_DYNAMIC_PORTS 49152
+
 EC_INLINE bool nat_port_in_range(__be16 port)
 {
 	__u32 p = bpf_ntohs(port);

@@ -53,23 +53,23 @@ EC_CALL bool open_has_node_port(const struct tuple *reverse_key)
 	return bpf_map_lookup_elem(&services, &key);
 }
 
-/*
- * Whether the port of this node is the tunnel's, where no packet is taken for an answer, a NodePort or a host port:
- * then no flow may take it.
- */
-EC_INLINE bool open_is_claimed(const struct tuple *reverse_key)
-{
-	if (reverse_key->proto == IPPROTO_UDP && reverse_key->sport == bpf_htons(cfg.tunnel_port))
-		return true;
-	return cfg.services && (open_has_node_port(reverse_key) || hostport_is_source(reverse_key));
-}
-
 /* Whether the packet's source is a Service's, on all addresses of the node or that one, or a host port. */
 EC_CALL bool open_is_from_service(const struct tuple *t)
 {
 	struct service_key key = {.address = t->src, .port = t->sport, .proto = t->proto};
 
 	return bpf_map_lookup_elem(&services, &key) || open_has_node_port(t) || hostport_is_source(t);
+}
+
+/*
+ * Whether the port of this node is the tunnel's, where no packet is taken for an answer, a Service's or a host port:
+ * then no flow may take it.
+ */
+EC_INLINE bool open_is_claimed(const struct tuple *reverse_key)
+{
+	if (reverse_key->proto == IPPROTO_UDP && reverse_key->sport == bpf_htons(cfg.tunnel_port))
+		return true;
+	return cfg.services && open_is_from_service(reverse_key);
 }
 
 /* Whether the flow to open is a socket's of the host that keeps its port, although a Service answers there. */
@@ -87,19 +87,13 @@ EC_CALL bool open_is_recorded(const struct scratch *s, const struct tuple *rever
 	return !s->owner.ifindex && bpf_map_lookup_elem(&conntrack, &replies);
 }
 
-/* Whether the flow to open has its port already: from netfilter, or as a socket's that keeps it. */
-EC_INLINE bool open_has_port(const struct scratch *s, const struct tuple *reverse_key)
-{
-	return open_is_taken_over(s) || open_is_noted(s, reverse_key);
-}
-
 /*
  * Whether replies to the port belong to another flow: of a socket, or one that netfilter has translated. Of a flow to a
  * Service, to one of the same pod straight to the backend.
  */
 EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
-	if (open_has_port(s, reverse_key))
+	if (open_is_taken_over(s) || open_is_noted(s, reverse_key))
 		return false;
 	if (nf_holds_port(ctx, s, reverse_key))
 		return true;
@@ -159,7 +153,7 @@ EC_GLOBAL int open_take_port(struct __sk_buff *ctx)
 	if (open_port_is_others(ctx, s, &s->key))
 		return OPEN_IN_USE;
 	/* Before the first packet leaves, or its answer would not be looked for. */
-	if (open_masquerades(s) && !open_has_port(s, &s->key))
+	if (open_masquerades(s) && !open_is_noted(s, &s->key))
 		ports_give(s->key.proto, s->key.sport);
 	open_fill(s, &s->pkt.tuple);
 	ret = flow_insert(&snat_reverse, &s->key, &s->entry);
@@ -246,7 +240,8 @@ EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owne
 		return s->target.set && ((owner->flags & FLOW_ON_NODE) || !ip_masqueraded(s->pkt.family));
 	if (owner->flags & FLOW_HOST)
 		return !nat_to_service(owner) && cfg.services && open_is_from_service(&s->pkt.tuple);
-	return nat_port_in_range(s->pkt.tuple.sport);
+	/* Of lower ports a pod that chose one could hold that of a server to be, and get what far ends send there. */
+	return bpf_ntohs(s->pkt.tuple.sport) >= NAT_DYNAMIC_PORTS && nat_port_in_range(s->pkt.tuple.sport);
 }
 
 /*

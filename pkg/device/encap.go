@@ -25,10 +25,12 @@ func (e Encap) String() string {
 }
 
 // Hides reports whether programs on the link that the route leads over see another packet than the one that was routed. The other
-// kinds leave the packet as it is: they name the far end to a tunnel's device, or run a program.
+// kinds leave the packet as it is: they name the far end to a tunnel's device, run a program, or take a packet to the node itself out of
+// another one (seg6local).
 func (e Encap) Hides() bool {
 	switch e {
-	case 0, unix.LWTUNNEL_ENCAP_IP, unix.LWTUNNEL_ENCAP_IP6, unix.LWTUNNEL_ENCAP_BPF, unix.LWTUNNEL_ENCAP_XFRM:
+	case 0, unix.LWTUNNEL_ENCAP_IP, unix.LWTUNNEL_ENCAP_IP6, unix.LWTUNNEL_ENCAP_BPF, unix.LWTUNNEL_ENCAP_XFRM,
+		unix.LWTUNNEL_ENCAP_SEG6_LOCAL:
 		return false
 	}
 	return true

@@ -107,7 +107,7 @@ func TestEncapsulatingRoute(t *testing.T) {
 func statusSays(t *testing.T, node *lab.Node, words ...string) {
 	t.Helper()
 	var text []byte
-	eventually(t, answerLimit, "ebpfctl status says "+strings.Join(words, " ... "), func() bool {
+	eventually(t, 3*answerLimit, "ebpfctl status says "+strings.Join(words, " ... "), func() bool {
 		text, _ = node.Ebpfctl(t.Context(), "status")
 		for _, w := range words {
 			if !strings.Contains(string(text), w) {

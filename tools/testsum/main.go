@@ -145,6 +145,10 @@ func (s *summary) line(line string) {
 
 // keep notes output of a unit. The names of cases that begin and end would hide what the cases say.
 func (s *summary) keep(u unit, output string) {
+	// The package's other tests have not run.
+	if strings.HasPrefix(output, "panic: ") || strings.HasPrefix(output, "fatal error: ") {
+		s.broken = true
+	}
 	for _, frame := range []string{"=== RUN ", "=== PAUSE ", "=== CONT ", "=== NAME "} {
 		if strings.HasPrefix(output, frame) {
 			return

@@ -50,6 +50,10 @@ func runCases() map[string]runCase {
 			shows: []string{"b_test.go:7: is wrong", "failed: p TestB\n", "FAIL     1.5 s  p\n", "1 passed, 1 failed, 0 skipped\n"},
 			hides: []string{"said by A"},
 		},
+		"one panics": {
+			in:    pkg("fail", passA, strings.Replace(failB, "    b_test.go:7: is wrong", "panic: x", 1)),
+			shows: []string{"failed: p TestB\n"},
+		},
 		"many fail": {
 			in:    pkg("fail", passA, failB, failB, failB, failB),
 			shows: []string{"1 passed, 4 failed, 0 skipped\n"},
