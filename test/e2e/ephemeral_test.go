@@ -77,8 +77,9 @@ func TestNodeKeepsEphemeralPorts(t *testing.T) {
 // node that starts there later is reached by all others.
 func TestFlowsKeepTheirPorts(t *testing.T) {
 	t.Parallel()
-	const port = 20000
-	l := startCluster(t, lab.Options{Nodes: 1, Families: families})
+	// The first ports will be the node's own.
+	const low, high = 19000, 27191
+	l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{"--snat-ports=19000-27191,40000-42000"}})
 	node := l.Nodes[0]
 	pod := addPod(t, node, "a")
 	streams := map[*lab.TCPConn]netip.AddrPort{}
@@ -91,34 +92,41 @@ func TestFlowsKeepTheirPorts(t *testing.T) {
 		}
 	}
 	for _, f := range families {
-		stream, err := pod.DialTCP(t.Context(), serveOver(t, l.Outside, f), port)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { stream.Close() })
-		if streams[stream] = stream.Seen; stream.Seen.Port() != port {
-			t.Fatalf("the connection has the port %d, want the pod's own", stream.Seen.Port())
+		for to := serveOver(t, l.Outside, f); ; {
+			stream, err := pod.DialTCP(t.Context(), to, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { stream.Close() })
+			if stream.Seen.Port() <= high {
+				streams[stream] = stream.Seen
+				break
+			}
 		}
 	}
 	if err := node.WriteSysctl("net/ipv4/ip_local_port_range", "19000 27191"); err != nil { // all of these are the node's
 		t.Fatal(err)
 	}
-	own, to := uint16(port), serve(t, l.Outside)
+	to := serve(t, l.Outside)
 	eventually(t, 2*changeLimit, "new flows get other ports", func() bool {
-		own++
-		stream, err := pod.DialTCP(within(t, changeLimit), to, own)
-		if err != nil {
-			return false
+		for range 20 {
+			stream, err := pod.DialTCP(within(t, changeLimit), to, 0)
+			if err != nil {
+				return false
+			}
+			stream.Close()
+			if p := stream.Seen.Port(); low <= p && p <= high {
+				return false
+			}
 		}
-		defer stream.Close()
-		return stream.Seen.Port() < 19000 || stream.Seen.Port() > 27191
+		return true
 	})
 	echo("after another range of ephemeral ports")
-	if _, err := node.Serve(port); err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if _, err := l.Outside.TCP(t.Context(), netip.AddrPortFrom(node.AddrOf(f), port)); err != nil {
+	for _, flow := range streams {
+		if _, err := node.Serve(flow.Port()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Outside.TCP(t.Context(), flow); err != nil {
 			t.Error(err)
 		}
 	}
