@@ -98,6 +98,13 @@ func TestDiagnose(t *testing.T) {
 		"single addresses of another table": {func(c *circumstances) {
 			c.view.others = []device.Route{{Dst: netip.MustParsePrefix("2001:db8::9/128"), Index: 4, Table: 52, Protocol: 3}}
 		}, []string{"unmasqueraded tun0 IPv6"}},
+		"single addresses of a table by the node's own source": {func(c *circumstances) {
+			c.view.others = []device.Route{{Dst: netip.MustParsePrefix("192.0.2.9/32"), Index: 4, Table: 128, Protocol: 3}}
+			c.view.rules = []device.Rule{{Priority: 100, From: netip.MustParsePrefix("10.8.0.6/32"), Table: 128}}
+		}, nil},
+		"a part that a segment of ours ends on": {func(c *circumstances) {
+			c.route("2001:db8:7::/48", 2, func(r *device.Route) { r.Encap = 7 })
+		}, nil},
 		"single addresses beside a part":            {func(c *circumstances) { c.route("192.0.2.9/32", 4); c.route("192.0.2.0/24", 4) }, []string{"unmasqueraded tun0 IPv4"}},
 		"single addresses beside the default route": {func(c *circumstances) { c.view.routes[0].Index = 4; c.route("192.0.2.9/32", 4) }, []string{"default_route tun0 IPv4"}},
 		"single addresses by several hops":          {func(c *circumstances) { c.route("192.0.2.9/32", 2, hopped) }, []string{"unmasqueraded wwan0 IPv4"}},

@@ -62,7 +62,7 @@ func (c circumstances) encapsulatedDefaults(f wire.Family) (found []observe.Netw
 	defaults, told := c.view.exits[f].defaults, map[device.Encap]bool{}
 	for _, table := range slices.Sorted(maps.Keys(defaults)) {
 		encap := defaults[table].encap
-		if encap == 0 || told[encap] {
+		if encap == 0 || told[encap] || !c.isForPods(table) {
 			continue
 		}
 		told[encap] = true
@@ -98,11 +98,21 @@ func (c circumstances) encapsulatedParts(f wire.Family) (found []observe.Network
 	return found
 }
 
-// eachExit calls do for each route of a family that somebody else has written and that leads out of the node.
+// isForPods reports whether rules may lead packets of pods to a table.
+func (c circumstances) isForPods(table int) bool {
+	only, bySource := c.view.ruledBySource()[table]
+	return !bySource || slices.ContainsFunc(only, func(from netip.Prefix) bool { return slices.ContainsFunc(c.plan.Standing.Own, from.Overlaps) })
+}
+
+// eachExit calls do for each route of a family that somebody else has written and that leads packets of pods out of the node.
 func (c circumstances) eachExit(f wire.Family, do func(device.Route)) {
+	forPods := map[int]bool{}
 	for _, routes := range [][]device.Route{c.view.routes, c.view.others} {
 		for _, r := range routes {
-			if r.Protocol != device.Protocol && !r.Unreachable && wire.FamilyOf(r.Dst.Addr()) == f && !isOfLink(r.Dst.Addr()) {
+			if _, known := forPods[r.Table]; !known {
+				forPods[r.Table] = c.isForPods(r.Table)
+			}
+			if forPods[r.Table] && r.Protocol != device.Protocol && !r.Unreachable && wire.FamilyOf(r.Dst.Addr()) == f && !isOfLink(r.Dst.Addr()) {
 				do(r)
 			}
 		}

@@ -357,8 +357,8 @@ func (j *judge) uplink(index uint32) (Link, bool) {
 // route finds the most specific route to an address.
 func (j *judge) route(a netip.Addr) (KernelRoute, bool) { return j.routes.Lookup(a) }
 
-// notEthernet names the link without an Ethernet header that this node reaches an address over; empty: there is none. Rules mostly
-// lead to other tables before the main one.
+// notEthernet names the link without an Ethernet header that this node reaches an address over; empty: there is none. A route of another
+// table counts if it says more than the main table's, unless a rule leads there by a packet's source alone.
 func (j *judge) notEthernet(a netip.Addr) string {
 	if len(j.in.Facts.NotEthernet) == 0 {
 		return ""
@@ -366,15 +366,18 @@ func (j *judge) notEthernet(a netip.Addr) string {
 	if j.others == nil {
 		j.others = &bart.Table[KernelRoute]{}
 		for _, r := range j.in.Facts.Others {
-			j.others.Insert(r.Dst, r)
+			if _, bySource := j.in.Facts.Sources[r.Table]; !bySource {
+				j.others.Insert(r.Dst, r)
+			}
 		}
 	}
-	for _, routes := range []*bart.Table[KernelRoute]{j.others, j.routes} {
-		r, _ := routes.Lookup(a)
-		for _, index := range append([]uint32{r.Index}, r.Hops...) {
-			if name := j.in.Facts.NotEthernet[index]; name != "" {
-				return name
-			}
+	r, known := j.routes.Lookup(a)
+	if other, has := j.others.Lookup(a); has && (!known || other.Dst.Bits() > r.Dst.Bits()) {
+		r = other
+	}
+	for _, index := range append([]uint32{r.Index}, r.Hops...) {
+		if name := j.in.Facts.NotEthernet[index]; name != "" {
+			return name
 		}
 	}
 	return ""
