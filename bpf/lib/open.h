@@ -153,7 +153,7 @@ EC_GLOBAL int open_take_port(struct __sk_buff *ctx)
 	if (open_port_is_others(ctx, s, &s->key))
 		return OPEN_IN_USE;
 	/* Before the first packet leaves, or its answer would not be looked for. */
-	if (open_masquerades(s) && !open_is_noted(s, &s->key))
+	if (open_masquerades(s) && !open_is_taken_over(s) && !open_is_noted(s, &s->key))
 		ports_give(s->key.proto, s->key.sport);
 	open_fill(s, &s->pkt.tuple);
 	ret = flow_insert(&snat_reverse, &s->key, &s->entry);
