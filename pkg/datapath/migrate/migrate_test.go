@@ -44,7 +44,7 @@ func TestWhatMoves(t *testing.T) {
 	all := map[string]string{
 		"config": "entries", "bridges": "entries", "destinations": "entries", "endpoints": "entries", "uplinks": "entries", "sources": "entries",
 		"devices": "entries and counters", "drops": "counters", "traffic": "counters", "usage": "counters",
-		"services": "entries", "sets": "entries", "set_names": "entries", "source_range": "entries", "backends": "entries", "slots": "entries", "hostports": "entries", "affinity": "nothing", "clients": "nothing", "sockets": "nothing",
+		"given_ports": "entries", "services": "entries", "sets": "entries", "set_names": "entries", "source_range": "entries", "backends": "entries", "slots": "entries", "hostports": "entries", "affinity": "nothing", "clients": "nothing", "sockets": "nothing",
 		"snat": "flows", "snat_reverse": "flows", "conntrack": "flows",
 		"fragments": "nothing", "ports": "nothing", "snat_journal": "nothing", "ct_journal": "nothing", "candidates": "nothing",
 	}
