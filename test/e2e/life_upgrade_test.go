@@ -67,11 +67,7 @@ func startUpgraded(t *testing.T) *upgraded {
 	u := &upgraded{Lab: startCluster(t, lab.Options{Nodes: 2}, drops.NoMapping)}
 	u.a, u.far = addPod(t, u.Nodes[0], "a"), addPod(t, u.Nodes[1], "far")
 	outside, far := serve(t, u.Outside), serve(t, u.far.Namespace)
-	// Opened before the neighbours are known: these go by the host's stack for good.
-	u.steady = append(u.steady, startSteadyFlows(t, u.a.Namespace, outside))
-	eventually(t, changeLimit, "a flow goes by the host's stack", func() bool {
-		return slices.ContainsFunc(dump(t, u.Nodes[0], "snat"), walksStack)
-	})
+	byStack(t, u.Nodes[0], func() { u.steady = append(u.steady, startSteadyFlows(t, u.a.Namespace, outside)) })
 	assertReaches(t, u.a.Namespace, far, u.a.Addr())
 	u.steady = append(u.steady, startSteadyFlows(t, u.a.Namespace, outside, far))
 	const busy, idle = 20, 480

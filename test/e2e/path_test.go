@@ -163,7 +163,7 @@ func TestAddressWithoutPod(t *testing.T) {
 	})
 }
 
-// A node that the cluster knows and that does not answer: the sender is told, as soon as the host has given up asking.
+// A node that the cluster knows and that does not answer: the sender of a second packet is told, as soon as the host has given up asking.
 func TestPodsOfANodeThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	silent := lab.NodeSpec{
@@ -187,6 +187,10 @@ func TestPodsOfANodeThatDoesNotAnswer(t *testing.T) {
 				routes, err := node.Netlink().RouteGet(to.AsSlice())
 				return err == nil && len(routes) > 0 && routes[0].Gw.Equal(silent.InternalIPs[family].AsSlice())
 			})
+			// The first packet is redirected, which asks for the node and tells the sender nothing.
+			if _, err := pod.Ping(within(t, 100*time.Millisecond), to, lab.PingOptions{}); err == nil {
+				t.Error("a node that does not answer has answered")
+			}
 			_, err := pod.Ping(within(t, 10*time.Second), to, lab.PingOptions{})
 			assertComplaint(t, "ping to a pod of a node that does not answer", err, lab.ICMPError{
 				From: node.AddrOf(family), ICMPKind: lab.HostUnreachable[family], InnerSource: pod.AddrOf(family), InnerDestination: to,

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,19 @@ func routesDecided(t *testing.T, node *lab.Node, want bool) {
 		flags, _ := dump(t, node, "config")[0]["flags"].(string)
 		return strings.Contains(flags, "routes_to_stack") == want
 	})
+}
+
+// byStack has the stack decide on routes while flows are opened, which go by the stack for good.
+func byStack(t *testing.T, node *lab.Node, open func()) {
+	t.Helper()
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table, rule.Tos = [wire.Families]int{unix.AF_INET, unix.AF_INET6}[wire.FamilyOf(node.Addr())], 100, 77, 0x10
+	must(t, node.Netlink().RuleAdd(rule))
+	routesDecided(t, node, true)
+	open()
+	eventually(t, changeLimit, "a flow goes by the host's stack", func() bool { return slices.ContainsFunc(dump(t, node, "snat"), walksStack) })
+	must(t, node.Netlink().RuleDel(rule))
+	routesDecided(t, node, false)
 }
 
 // A rule that asks for the mark of a packet is about no pod's, and changes nothing for them. Where the host's firewall sets such a mark
