@@ -18,6 +18,7 @@ import (
 func TestFromPodVerdicts(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
+		b.stayOnCPU() // paths are each processor's
 		change := func(to string, change func(*packet)) packet { return tcp(podA, 40000, to, 80, syn).with(change) }
 		last := func(p *packet) { p.ttl = 1 }
 		options := func(p *packet) { p.options = true }
@@ -281,6 +282,7 @@ func TestFromPodCountsPerPod(t *testing.T) {
 func TestFromPodNeighbourCheckedAgain(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
+		b.stayOnCPU() // paths are each processor's
 		b.fromPod(udp(podA, 40000, remote, 80)).is("forwarded")
 		key := b.key("10.244.2.0/24")
 		v, err := b.destinations.Get(key)

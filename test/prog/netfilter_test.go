@@ -30,6 +30,7 @@ func TestFlowsToUnresolved(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for _, with := range []option{besideNetfilter, func(*config.NodeConfig) {}} {
 			b := newBed(t, f, with)
+			b.stayOnCPU() // paths are each processor's
 			for _, c := range []struct {
 				p    packet
 				want string

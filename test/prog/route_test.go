@@ -150,6 +150,7 @@ func TestSilentNeighbours(t *testing.T) {
 func TestStreamToOneSilentNeighbour(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
+		b.stayOnCPU() // paths are each processor's
 		for range 500 {
 			b.fromPod(udp(podA, 5000, silentIP, 514)).is("forwarded")
 			b.leftToStack("the next", b.fromPod(udp(podA, 5000, silentIP, 514)))
