@@ -103,7 +103,7 @@ func linkNumber(path string) (uint32, error) {
 func attachedPrograms(t *testing.T, node *lab.Node) map[string][]uint32 {
 	t.Helper()
 	found := map[string][]uint32{}
-	links, err := node.Netlink().LinkList()
+	links, err := lab.RetryInterrupted(node.Netlink().LinkList)
 	if err != nil {
 		t.Fatal(err)
 	}

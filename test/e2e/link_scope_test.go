@@ -165,7 +165,7 @@ func TestFloodOfNeighbours(t *testing.T) {
 // neighboursOf is how many neighbours of IPv6 a node has in its tables, in whatever state.
 func neighboursOf(t *testing.T, node *lab.Node) int {
 	t.Helper()
-	all, err := node.Netlink().NeighList(0, netlink.FAMILY_V6)
+	all, err := lab.RetryInterrupted(func() ([]netlink.Neigh, error) { return node.Netlink().NeighList(0, netlink.FAMILY_V6) })
 	if err != nil {
 		t.Fatal(err)
 	}

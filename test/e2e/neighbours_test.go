@@ -33,7 +33,7 @@ func TestPodSendsToSilentNeighbours(t *testing.T) {
 			conn.Close()
 		}
 	}
-	asked, err := node.Netlink().NeighList(0, netlink.FAMILY_ALL)
+	asked, err := lab.RetryInterrupted(func() ([]netlink.Neigh, error) { return node.Netlink().NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -318,11 +318,11 @@ func moveHostOntoVXLAN(host *lab.Namespace, outer net.IP) error {
 	if err != nil {
 		return err
 	}
-	routes, err := nl.RouteList(uplink, netlink.FAMILY_ALL)
+	routes, err := lab.RetryInterrupted(func() ([]netlink.Route, error) { return nl.RouteList(uplink, netlink.FAMILY_ALL) })
 	if err != nil {
 		return err
 	}
-	addrs, err := nl.AddrList(uplink, netlink.FAMILY_ALL)
+	addrs, err := lab.RetryInterrupted(func() ([]netlink.Addr, error) { return nl.AddrList(uplink, netlink.FAMILY_ALL) })
 	if err != nil {
 		return err
 	}

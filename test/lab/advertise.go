@@ -75,7 +75,7 @@ func (ns *Namespace) LinkLocal(link string) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("find link %s in %s: %w", link, ns.name, err)
 	}
-	addrs, err := retryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(l, netlink.FAMILY_V6) })
+	addrs, err := RetryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(l, netlink.FAMILY_V6) })
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list addresses of %s in %s: %w", link, ns.name, err)
 	}

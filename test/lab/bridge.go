@@ -86,7 +86,7 @@ func (n *Node) behind(bridge string) (gateways []netip.Prefix, mtu int, err erro
 	if err != nil {
 		return nil, 0, fmt.Errorf("find bridge %s in %s: %w", bridge, n.name, err)
 	}
-	addrs, err := n.nl.AddrList(l, netlink.FAMILY_ALL)
+	addrs, err := RetryInterrupted(func() ([]netlink.Addr, error) { return n.nl.AddrList(l, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, 0, fmt.Errorf("list addresses of %s in %s: %w", bridge, n.name, err)
 	}

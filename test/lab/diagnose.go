@@ -44,14 +44,14 @@ func (l *Lab) Diagnose(ctx context.Context, w io.Writer) {
 
 // describe writes links with their addresses and counters, and the routes of the main table.
 func (ns *Namespace) describe(w io.Writer) {
-	links, err := retryInterrupted(ns.nl.LinkList)
+	links, err := RetryInterrupted(ns.nl.LinkList)
 	if err != nil {
 		fmt.Fprintf(w, "   list links: %v\n", err)
 	}
 	for _, l := range links {
 		a := l.Attrs()
 		fmt.Fprintf(w, "   %d: %s %s %s mtu %d %s rx %d tx %d", a.Index, a.Name, l.Type(), a.OperState, a.MTU, a.HardwareAddr, a.Statistics.RxPackets, a.Statistics.TxPackets)
-		addrs, _ := retryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(l, netlink.FAMILY_ALL) })
+		addrs, _ := RetryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(l, netlink.FAMILY_ALL) })
 		for _, addr := range addrs {
 			fmt.Fprintf(w, " %s", addr.IPNet)
 		}

@@ -52,7 +52,7 @@ func (ns *Namespace) skipDAD(link string) error {
 
 // tentative are the addresses that can't be used yet.
 func (ns *Namespace) tentative() (some []*net.IPNet, err error) {
-	addrs, err := retryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(nil, netlink.FAMILY_V6) })
+	addrs, err := RetryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(nil, netlink.FAMILY_V6) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of %s: %w", ns.name, err)
 	}
@@ -160,8 +160,8 @@ func (ns *Namespace) plug(link, bridge string) error {
 	return ns.change(link, "plug into "+bridge, func(l netlink.Link) error { return ns.nl.LinkSetMaster(l, b) })
 }
 
-// retryInterrupted repeats a netlink listing that the kernel says was torn by a change while it ran.
-func retryInterrupted[T any](list func() ([]T, error)) ([]T, error) {
+// RetryInterrupted repeats a netlink listing that the kernel says was torn by a change while it ran.
+func RetryInterrupted[T any](list func() ([]T, error)) ([]T, error) {
 	for try := 0; ; try++ {
 		items, err := list()
 		torn := errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR)
@@ -173,7 +173,7 @@ func retryInterrupted[T any](list func() ([]T, error)) ([]T, error) {
 
 // Links names the links of the namespace.
 func (ns *Namespace) Links() ([]string, error) {
-	links, err := retryInterrupted(ns.nl.LinkList)
+	links, err := RetryInterrupted(ns.nl.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links of %s: %w", ns.name, err)
 	}

@@ -123,7 +123,7 @@ func (e ethtool) setFeatures(wanted []string, on bool) error {
 // SetMaxSizes sets how large GSO and GRO packets may be (BIG TCP), on all links of all hosts and pods that have that setting.
 func (l *Lab) SetMaxSizes(size int) error {
 	for _, ns := range l.Namespaces() {
-		links, err := retryInterrupted(ns.nl.LinkList)
+		links, err := RetryInterrupted(ns.nl.LinkList)
 		if err != nil {
 			return fmt.Errorf("list links of %s: %w", ns.name, err)
 		}

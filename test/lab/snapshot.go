@@ -60,7 +60,7 @@ func (ns *Namespace) Snapshot() (lines Snapshot, err error) {
 			err = fmt.Errorf("snapshot of %s: %w", ns.name, err)
 		}
 	}()
-	links, err := retryInterrupted(ns.nl.LinkList)
+	links, err := RetryInterrupted(ns.nl.LinkList)
 	if err != nil {
 		return nil, err
 	}
@@ -89,14 +89,14 @@ func (ns *Namespace) describeLinks(links []netlink.Link, names map[int]string) (
 	for _, l := range links {
 		a := l.Attrs()
 		lines = append(lines, fmt.Sprintf("link %s %s %s mtu %d master %q flags %s", a.Name, l.Type(), a.HardwareAddr, a.MTU, names[a.MasterIndex], a.Flags))
-		addrs, err := retryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(l, netlink.FAMILY_ALL) })
+		addrs, err := RetryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil {
 			return nil, fmt.Errorf("list addresses of %s: %w", a.Name, err)
 		}
 		for _, addr := range addrs {
 			lines = append(lines, fmt.Sprintf("address %s %s scope %d", a.Name, addr.IPNet, addr.Scope))
 		}
-		neighbours, err := retryInterrupted(func() ([]netlink.Neigh, error) { return ns.nl.NeighList(a.Index, netlink.FAMILY_ALL) })
+		neighbours, err := RetryInterrupted(func() ([]netlink.Neigh, error) { return ns.nl.NeighList(a.Index, netlink.FAMILY_ALL) })
 		if err != nil {
 			return nil, fmt.Errorf("list neighbours of %s: %w", a.Name, err)
 		}
@@ -110,7 +110,7 @@ func (ns *Namespace) describeLinks(links []netlink.Link, names map[int]string) (
 }
 
 func (ns *Namespace) describeRoutes(names map[int]string) (lines Snapshot, err error) {
-	routes, err := retryInterrupted(func() ([]netlink.Route, error) {
+	routes, err := RetryInterrupted(func() ([]netlink.Route, error) {
 		return ns.nl.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
@@ -120,7 +120,7 @@ func (ns *Namespace) describeRoutes(names map[int]string) (lines Snapshot, err e
 		lines = append(lines, fmt.Sprintf("route table %d %s type %d via %s dev %q src %s protocol %d scope %d metric %d mtu %d",
 			r.Table, r.Dst, r.Type, r.Gw, names[r.LinkIndex], r.Src, r.Protocol, r.Scope, r.Priority, r.MTU))
 	}
-	rules, err := retryInterrupted(func() ([]netlink.Rule, error) { return ns.nl.RuleList(netlink.FAMILY_ALL) })
+	rules, err := RetryInterrupted(func() ([]netlink.Rule, error) { return ns.nl.RuleList(netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list rules: %w", err)
 	}
@@ -131,7 +131,7 @@ func (ns *Namespace) describeRoutes(names map[int]string) (lines Snapshot, err e
 }
 
 func (ns *Namespace) describeTC(links []netlink.Link, names map[int]string) (lines Snapshot, err error) {
-	qdiscs, err := retryInterrupted(func() ([]netlink.Qdisc, error) { return ns.nl.QdiscList(nil) })
+	qdiscs, err := RetryInterrupted(func() ([]netlink.Qdisc, error) { return ns.nl.QdiscList(nil) })
 	if err != nil {
 		return nil, fmt.Errorf("list qdiscs: %w", err)
 	}
@@ -146,7 +146,7 @@ func (ns *Namespace) describeTC(links []netlink.Link, names map[int]string) (lin
 			if !clsact[l.Attrs().Index] {
 				continue
 			}
-			filters, err := retryInterrupted(func() ([]netlink.Filter, error) { return ns.nl.FilterList(l, parent) })
+			filters, err := RetryInterrupted(func() ([]netlink.Filter, error) { return ns.nl.FilterList(l, parent) })
 			if err != nil {
 				return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
 			}
