@@ -11,6 +11,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // singleAddressesPastUplinks finds interfaces without our programs that routes to single addresses of the world lead over, as those to
@@ -100,11 +101,10 @@ func (c circumstances) encapsulatedParts(f wire.Family) (found []observe.Network
 
 // isForPods reports whether rules may lead packets of pods to a table.
 func (c circumstances) isForPods(table int) bool {
-	only, bySource := c.view.ruledBySource()[table]
-	return !bySource || slices.ContainsFunc(only, func(from netip.Prefix) bool { return slices.ContainsFunc(c.plan.Standing.Own, from.Overlaps) })
+	return plan.IsForPods(table, c.view.ruledBySource(), c.plan.Standing.Own)
 }
 
-// eachExit calls do for each route of a family that somebody else has written and that leads packets of pods out of the node.
+// eachExit calls do for each route of a family that is not ours and leads packets of pods out of the node.
 func (c circumstances) eachExit(f wire.Family, do func(device.Route)) {
 	forPods := map[int]bool{}
 	for _, routes := range [][]device.Route{c.view.routes, c.view.others} {

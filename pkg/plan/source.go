@@ -106,12 +106,10 @@ func (b *builder) uplinks() {
 	}
 }
 
-// isForPods reports whether a rule may lead packets of pods to a table.
-func (b *builder) isForPods(table int) bool {
-	only, selected := b.in.Facts.Sources[table]
-	return !selected || slices.ContainsFunc(only, func(from netip.Prefix) bool {
-		return slices.ContainsFunc(b.r.Standing.Own, from.Overlaps)
-	})
+// IsForPods reports whether a rule may lead packets of pods with addresses in own to a table. Sources are as in Facts.
+func IsForPods(table int, sources map[int][]netip.Prefix, own []netip.Prefix) bool {
+	only, selected := sources[table]
+	return !selected || slices.ContainsFunc(only, func(from netip.Prefix) bool { return slices.ContainsFunc(own, from.Overlaps) })
 }
 
 // eachHop calls do for each route and next hop that packets of pods may take, those of the main table first, with Index and Via of the
@@ -122,7 +120,7 @@ func (b *builder) eachHop(do func(KernelRoute)) {
 		for _, r := range routes {
 			forPods, known := tables[r.Table]
 			if !known {
-				forPods = b.isForPods(r.Table)
+				forPods = IsForPods(r.Table, b.in.Facts.Sources, b.r.Standing.Own)
 				tables[r.Table] = forPods
 			}
 			if !forPods {
