@@ -29,12 +29,12 @@ type refusal struct {
 var refusedFor = map[drops.Reason]struct{ problem, lack, remedy string }{
 	drops.PortLimit: {
 		portLimit, "%s has used up its share of the ports towards one destination",
-		"--snat-ports auto, or more ports than now outside of " + ephemeralName + ", gives larger shares",
+		"more --snat-ports than now outside of " + ephemeralName + " give larger shares",
 	},
 	drops.SnatLimit: {snatLimit, "%s has used up its share of the flow table", "a larger --snat-entries gives larger shares"},
 	drops.SnatExhausted: {
 		snatExhausted, "no port towards one destination is left to %s",
-		"--snat-ports auto, or a list with more ports outside of " + ephemeralName + ", has more, unless the problem " + snatPortsReduced + " says what takes them",
+		"give --snat-ports more ports outside of " + ephemeralName + ", unless the problem " + snatPortsReduced + " says what takes them",
 	},
 }
 
