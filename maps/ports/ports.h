@@ -5,7 +5,7 @@
  * and ec_collect subtract. A cell is found by a hash: where two share one its count is too high, so the programs look
  * at the ports themselves before they refuse a flow.
  *
- * given_ports: which ports of the node masqueraded flows have ever got. The programs set bits and nobody clears them.
+ * given_ports: which ports of the node masqueraded flows have ever got. The programs set bits, which stay until boot.
  * Packets to and from other ports of the node need no look into the tables of flows, however many ports there are to
  * masquerade to.
  */
