@@ -95,13 +95,13 @@ EC_INLINE void path_begin(struct path *p, const struct destination *to)
 	p->unresolved = false;
 }
 
-/* Makes the slot the packet's path, as found now. */
+/* Makes the slot the packet's path, as found now. Whether its neighbour resolves meanwhile, the next packet asks. */
 EC_INLINE void path_keep(struct path *p, __u32 from, const struct pkt *pkt)
 {
 	p->from = from;
 	p->address = pkt->tuple.dst;
 	p->proto = pkt->tuple.proto;
-	p->found = bpf_ktime_get_coarse_ns();
+	p->found = p->unresolved ? 0 : bpf_ktime_get_coarse_ns();
 }
 
 /*
@@ -191,7 +191,6 @@ EC_CALL enum verdict path_ask(__u32 owner, __u32 from, const struct pkt *pkt, st
 	if (dev && !allowance_take(dev, PATH_ASK_INTERVAL))
 		return -DROP_NEIGHBOUR_LIMIT;
 	path_keep(p, from, pkt);
-	p->found = 0;
 	p->asked = now;
 	return VERDICT_STACK;
 }

@@ -158,3 +158,19 @@ func TestStreamToOneSilentNeighbour(t *testing.T) {
 		b.fromPod(tcp(podA, 5000, "172.16.0.99", 80, syn)).is("forwarded")
 	})
 }
+
+// As soon as a neighbour resolves, the next flow to it goes past the stack, however long a path may be used: one that began in the
+// stack stays there for good.
+func TestNeighbourThatHasResolved(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for to, neighbour := range map[string]string{mute: silentIP, silentIP: silentIP, "172.16.0.99": "172.16.0.99"} {
+			b := newBed(t, f, withPaths(time.Minute))
+			b.stayOnCPU() // paths are each processor's
+			b.fromPod(tcp(podA, 5000, to, 80, syn)).is("forwarded")
+			f.neighbour(t, b.uplink, neighbour)
+			for port := range uint16(4) {
+				b.fromPod(tcp(podA, 5001+port, to, 80, syn)).is("forwarded")
+			}
+		}
+	})
+}
