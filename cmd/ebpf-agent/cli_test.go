@@ -116,7 +116,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Services: agent.ServicesAuto, ExternalIPs: true, Cgroup: "/found", Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, ForwardAccept: agent.ForwardAcceptAuto, SnatPorts: []agent.PortRange{{Low: 49152, High: 65535}}, SnatEntries: 262144,
+		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Services: agent.ServicesAuto, ExternalIPs: true, Cgroup: "/found", Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, ForwardAccept: agent.ForwardAcceptAuto, SnatEntries: 262144,
 		Quarantine: time.Minute, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}

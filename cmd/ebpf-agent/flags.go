@@ -85,7 +85,7 @@ func (o *options) flags() []cli.Flag {
 		{Name: "nodeport-addresses", Help: "with --services on or auto, on which addresses of this node NodePorts answer, and load balancers' health checks; 127.0.0.1 and ::1 are for the node's own processes; default: all of them", Value: o.ranges(&c.NodePortAddresses)},
 		{Name: "cgroup", Help: "cgroup2 directory of all of the node's processes, which reach Services and host ports by programs on it; default: where cgroup2 is mounted, if that has the node's first process",
 			Value: optional(cli.Directory(&c.Cgroup))},
-		{Name: "snat-ports", Default: "49152-65535", Help: "ports of the node that masqueraded flows get: up to four ranges; auto: all from 1024 on. Of net.ipv4.ip_local_port_range the larger of one half and 8192 ports is the node's own and never used", Value: snatPorts(&c.SnatPorts)},
+		{Name: "snat-ports", Default: "auto", Help: "ports of the node that masqueraded flows get: up to four ranges; auto: all from 1024 on, without those that others have reserved, and without 30000-32767 where netfilter serves Services. Of net.ipv4.ip_local_port_range the larger of one half and 8192 ports is the node's own and never used", Value: snatPorts(&c.SnatPorts)},
 		{Name: "snat-address", Help: "what packets to the world are masqueraded to on an uplink, or with IFACE= left out on all others; one for each family and uplink. While the node does not have it these packets are dropped; default: the address that the kernel would choose",
 			Value: optional(snatAddresses(&c.SnatAddresses))},
 		{Name: "snat-entries", Default: "262144", Help: "how many flows can be masqueraded at a time: the capacity of the tables", Value: cli.Number(&c.SnatEntries, "FLOWS", 16, 1<<24)},

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -41,6 +42,8 @@ func (r PortRange) constant() config.PortRange {
 var (
 	// usualSnat are the ports that are masqueraded to unless the administrator says which: all that need no privilege.
 	usualSnat = PortRange{1024, 65535}
+	// usualNodePorts are those that an API server gives to NodePorts unless its --service-node-port-range says otherwise.
+	usualNodePorts = PortRange{30000, 32767}
 	// olderSnat were those of builds that do not note in given_ports which they give.
 	olderSnat = PortRange{49152, 65535}
 )
@@ -54,6 +57,15 @@ func (c Config) snatPorts() (p ports) {
 		p.add(r.Low, r.High)
 	}
 	return p
+}
+
+// snatBeside are the ports of these that programs give at a level. Where netfilter serves NodePorts, neither a socket nor an entry of ours
+// says that one is taken.
+func (c Config) snatBeside(l netfilter.Level, snat ports) ports {
+	if len(c.SnatPorts) > 0 || l != netfilter.Translates {
+		return snat
+	}
+	return snat.without(usualNodePorts.ports()).largest(config.PortRanges)
 }
 
 // snatHeld are the ports that flows of older builds may hold. Those builds know one range alone.
@@ -105,9 +117,13 @@ type portShares struct {
 }
 
 // shareSnat decides which ports to masquerade to: of those asked for as many as leave the host enough, which keeps the lowest of its
-// ephemeral ports. An eighth of what the host can spare is for NodePorts and host ports.
+// ephemeral ports. An eighth of what the host can spare is for NodePorts and host ports. Who asks for the usual ones gets none that others
+// have reserved.
 func shareSnat(asked ports, ephemeral PortRange, others ports) portShares {
 	s := portShares{asked: asked, snat: asked, ephemeral: ephemeral, free: ephemeral.ports().without(others)}
+	if asked == usualSnat.ports() {
+		s.snat = asked.without(others)
+	}
 	wanted := asked.and(s.free)
 	beyond := wanted.count() - s.spare()*7/8
 	for port := range wanted.all() {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 )
 
 // portList are the ports of a list in the kernel's notation.
@@ -53,7 +54,11 @@ func TestPortShares(t *testing.T) {
 		"all that are ephemeral":   {asked: usualSnat.ports(), ephemeral: PortRange{1024, 65535}, want: "37312-65535"},
 		"several ranges":           {asked: portList(t, "10000-19999,30000-35000,40000-45000"), ephemeral: PortRange{32768, 60999}, want: "10000-19999,30000-35000,40000-45000"},
 		"too many pieces": {
-			asked: usualSnat.ports(), ephemeral: PortRange{32768, 60999}, others: portList(t, "33000,34000-34001,35000-35002,36000-36003"), want: "1024-32767,35000-35002,36000-36003,48658-65535",
+			asked: portList(t, "1025-65535"), ephemeral: PortRange{32768, 60999}, others: portList(t, "33000,34000-34001,35000-35002,36000-36003"), want: "1025-32767,35000-35002,36000-36003,48658-65535",
+			problems: "snat_ports 1025-65535",
+		},
+		"a default node's, some reserved": {
+			asked: usualSnat.ports(), ephemeral: PortRange{32768, 60999}, others: portList(t, "1-1999,8080,34000,50000-65535"), want: "2000-8079,8081-32767,47275-49999",
 		},
 		"any number of host ports": {asked: between(49152, 65535), ephemeral: PortRange{32768, 60999}, used: every, want: "49152-65535", problems: "unreserved_ports "},
 	} {
@@ -78,6 +83,36 @@ func TestPortShares(t *testing.T) {
 		}
 		if left := tt.used.without(s.ours); left.count() != s.unreserved || left.without(tt.ephemeral.ports()) != (ports{}) {
 			t.Errorf("%s: %d ports in use are not reserved, %d are said not to be: %s", name, left.count(), s.unreserved, left)
+		}
+	}
+}
+
+// Where netfilter serves NodePorts nobody else could say which have no owner; who names ports gets them.
+func TestPortsBesideNetfilter(t *testing.T) {
+	t.Parallel()
+	named, err := ParsePortRanges("30000-30009")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		asked      []PortRange
+		level      netfilter.Level
+		snat, want string
+	}{
+		{nil, netfilter.Translates, "1024-32767,48649-65535", "1024-29999,48649-65535"},
+		{nil, netfilter.Translates, "1024-8079,8081-32999,33001-39999,48649-65535", "1024-8079,8081-29999,33001-39999,48649-65535"},
+		{nil, netfilter.Masquerades, "1024-32767,48649-65535", "1024-32767,48649-65535"},
+		{nil, netfilter.Nothing, "1024-32767,48649-65535", "1024-32767,48649-65535"},
+		{named, netfilter.Translates, "30000-30009", "30000-30009"},
+	} {
+		var got ports
+		for _, r := range (Config{SnatPorts: tt.asked}).nodeConfig(programMode{level: tt.level, snat: portList(t, tt.snat)}, false).SnatPorts {
+			if r.Count > 0 {
+				got.add(uint16(r.First), uint16(r.First+r.Count-1)) //nolint:gosec // ports
+			}
+		}
+		if got.String() != tt.want {
+			t.Errorf("of %s at %v: %s, want %s", tt.snat, tt.level, got, tt.want)
 		}
 	}
 }

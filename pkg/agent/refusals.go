@@ -25,16 +25,19 @@ type refusal struct {
 	outside bool
 }
 
+// morePorts is how a node gets more ports to masquerade to.
+const morePorts = "--snat-ports auto gives all ports that the node can spare, and a smaller " + ephemeralName + " spares more"
+
 // refusedFor says of each reason what is used up, and what mends it.
 var refusedFor = map[drops.Reason]struct{ problem, lack, remedy string }{
 	drops.PortLimit: {
 		portLimit, "%s has used up its share of the ports towards one destination",
-		"more --snat-ports than now outside of " + ephemeralName + " give larger shares",
+		morePorts,
 	},
 	drops.SnatLimit: {snatLimit, "%s has used up its share of the flow table", "a larger --snat-entries gives larger shares"},
 	drops.SnatExhausted: {
 		snatExhausted, "no port towards one destination is left to %s",
-		"give --snat-ports more ports outside of " + ephemeralName + ", unless the problem " + snatPortsReduced + " says what takes them",
+		morePorts + ", unless the problem " + snatPortsReduced + " says what takes them",
 	},
 }
 
