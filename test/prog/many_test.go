@@ -2,6 +2,7 @@ package prog
 
 import (
 	"encoding/binary"
+	"fmt"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -12,12 +13,13 @@ import (
 // withUsualPorts are the ports that a node with the kernel's own range of ephemeral ports masquerades to.
 var withUsualPorts = withPortRanges(between(1024, 32767), between(48649, 65535))
 
-// fillPorts is spread in IPv4 for tens of thousands of connections, which looks at the port alone that each gets. Each is answered.
-func (b *bed) fillPorts(pod string, flows int) (opened int) {
+// fillPorts is spread in IPv4 for tens of thousands of connections to a port of one host, which looks at the port alone that each gets.
+// Each is answered.
+func (b *bed) fillPorts(pod string, at uint16, flows int) (opened int) {
 	b.Helper()
 	const sourcePort, destinationPort = 34, 36 // in the frame
-	to := tcp(pod, 0, world, 53, syn).bytes(b.family)
-	from := tcp(world, 53, nodeIP, 0, syn|ack).with(func(p *packet) { p.ack, p.macTo = 1001, b.uplink.mac }).bytes(b.family)
+	to := tcp(pod, 0, world, at, syn).bytes(b.family)
+	from := tcp(world, at, nodeIP, 0, syn|ack).with(func(p *packet) { p.ack, p.macTo = 1001, b.uplink.mac }).bytes(b.family)
 	out := &ebpf.RunOptions{Data: to, DataOut: make([]byte, len(to)+256), Context: make([]byte, skbSize)}
 	(*skb)(out.Context.([]byte)).set(skbIfindex, uint32(b.pods[pod].index))
 	ports := map[uint16]bool{}
@@ -39,15 +41,32 @@ func (b *bed) fillPorts(pod string, flows int) (opened int) {
 	return len(ports)
 }
 
-// One pod has 28 000 connections open to one place, while another one opens 8 192 there.
+// One pod has 28 000 connections open to one place, while another one opens 8 192 there; all pods of the node together have 48 000 there,
+// and 60 000 with another place.
 func TestManyConnections(t *testing.T) {
 	b := newBed(t, inIPv4, withUsualPorts, withTables(1<<17, 64))
 	for _, pod := range []struct {
 		name  string
 		flows int
 	}{{podA, 28000}, {podB, 8192}} {
-		if n := b.fillPorts(pod.name, pod.flows); n != pod.flows {
+		if n := b.fillPorts(pod.name, 53, pod.flows); n != pod.flows {
 			t.Errorf("pod %s opened %d connections, each by a port of its own, want %d", pod.name, n, pod.flows)
+		}
+	}
+	opened := 28000 + 8192
+	for _, wanted := range []struct {
+		at    uint16
+		flows int
+	}{{53, 48000}, {54, 60000}} {
+		for i := 0; opened < wanted.flows; i++ {
+			if i == 8 {
+				t.Fatalf("%d connections are open with port %d, want %d", opened, wanted.at, wanted.flows)
+			}
+			pod := fmt.Sprintf("10.244.1.%d", 100+i)
+			if b.pods[pod].index == 0 {
+				b.addPodAt(pod, 900+i)
+			}
+			opened += b.fillPorts(pod, wanted.at, wanted.flows-opened)
 		}
 	}
 }
