@@ -115,6 +115,28 @@ EC_INLINE __u32 nat_random_port(void)
 	return 0;
 }
 
+/* The first port that needs no privilege. */
+#define NAT_UNPRIVILEGED_PORTS 1024
+
+/* Whether a flow that begins with the port, in host order, is to get one that needs a privilege as well. */
+EC_INLINE bool nat_is_privileged(__u8 proto, __u32 port)
+{
+	return cfg.snat_privileged.count && (proto == IPPROTO_TCP || proto == IPPROTO_UDP) && port &&
+	       port < NAT_UNPRIVILEGED_PORTS;
+}
+
+/* A random port for such a flow, in host order. Those of the node's own are none of pods', who could take all. */
+EC_INLINE __u32 nat_random_privileged_port(bool node)
+{
+	__u32 first = cfg.snat_privileged.first, count = cfg.snat_privileged.count;
+
+	if (node) {
+		first += count;
+		count = NAT_UNPRIVILEGED_PORTS - first;
+	}
+	return first + bpf_get_prandom_u32() % count;
+}
+
 /*
  * Takes a pair off the counts, that of a client with this address. ifindex and flags are
  * either half's, read before it was deleted, since its memory may hold another flow at once.

@@ -16,6 +16,9 @@
  */
 #define OPEN_TRIES 1024
 
+/* How many of them are below 1024 for a flow that begins there. Servers that want such a port refuse another. */
+#define OPEN_TRIES_PRIVILEGED 512
+
 /*
  * The same for a flow to a Service. It shares its ports with flows of the same client alone,
  * which has no quota of them: one that has used them up must not make each packet dear.
@@ -214,7 +217,15 @@ struct open_search {
 	struct scratch *scratch;
 	int result; /* of the last try */
 	__be16 port;
+	bool privileged; /* the flow begins below 1024 */
 };
+
+EC_INLINE __be16 open_random_port(const struct open_search *s, __u32 try)
+{
+	if (s->privileged && try < OPEN_TRIES_PRIVILEGED)
+		return bpf_htons(nat_random_privileged_port(s->scratch->owner.flags & FLOW_HOST));
+	return bpf_htons(nat_random_port());
+}
 
 /* One try: 1 ends the search. */
 static long open_search_step(__u32 i, struct open_search *s)
@@ -222,7 +233,7 @@ static long open_search_step(__u32 i, struct open_search *s)
 	s->result = open_try_port(s->ctx, s->scratch, s->port);
 	if (s->result != OPEN_IN_USE)
 		return 1;
-	s->port = bpf_htons(nat_random_port());
+	s->port = open_random_port(s, i + 1);
 	return 0;
 }
 
@@ -284,12 +295,15 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 	__u32 tries = open_tries(scratch);
 	long tried;
 
+	s.privileged = open_masquerades(scratch) &&
+		       nat_is_privileged(scratch->pkt.tuple.proto, bpf_ntohs(scratch->pkt.tuple.sport));
+
 	if (open_is_taken_over(scratch))
 		s.port = scratch->target.sport;
 	else if (open_takes_spare(scratch))
 		s.port = scratch->spare.port;
 	else if (scratch->pkt.tuple.proto != IPPROTO_SCTP && !open_keeps_port(scratch, owner))
-		s.port = bpf_htons(nat_random_port());
+		s.port = open_random_port(&s, 0);
 	tried = bpf_loop(tries, open_search_step, &s, 0) - (s.result != OPEN_IN_USE);
 	if (tried > 0)
 		count_traffic(scratch->direction, TRAFFIC_SNAT_RETRIED, tried, 0);

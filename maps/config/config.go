@@ -85,6 +85,9 @@ type NodeConfig struct {
 	SnatPorts [PortRanges]PortRange
 	// SnatHeld are the ports that flows of older builds may hold, which do not note them in given_ports.
 	SnatHeld PortRange
+	// SnatPrivileged are the ports to masquerade to for a flow that begins with one below 1024, as NFS servers want it. From its end to 1023
+	// lie those for the node's own flows. None: these get any.
+	SnatPrivileged PortRange
 	// SnatEntries and ConntrackEntries are the capacities of those tables.
 	SnatEntries      uint32
 	ConntrackEntries uint32

@@ -63,7 +63,9 @@ struct node_config {
 	__u32 mark;       /* skb mark bit of packets that our programs have sent out or translated */
 	struct port_range snat_ports[SNAT_PORT_RANGES]; /* ports to masquerade to */
 	struct port_range snat_held; /* ports that flows may hold which given_ports does not have: of older builds */
-	__u32 snat_entries;          /* capacities of the flow tables */
+	/* Ports for pods' flows that begin with one below 1024, and up to there the node's own; none: they get any. */
+	struct port_range snat_privileged;
+	__u32 snat_entries; /* capacities of the flow tables */
 	__u32 conntrack_entries;
 	__u32 path_lifetime;   /* how long a path is cached, in ns; 0: not at all */
 	__u32 netfilter_nat;   /* enum netfilter_nat */

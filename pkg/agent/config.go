@@ -201,6 +201,9 @@ func (c Config) nodeConfig(m programMode, frontends bool) config.NodeConfig {
 	for i, r := range c.snatBeside(m.level, m.snat).ranges() {
 		n.SnatPorts[i] = r.constant()
 	}
+	if len(c.SnatPorts) == 0 {
+		n.SnatPrivileged = privilegedSnat.constant()
+	}
 	for f, on := range c.Masquerade {
 		if on {
 			n.Masquerade |= 1 << f

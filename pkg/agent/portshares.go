@@ -44,6 +44,9 @@ var (
 	usualSnat = PortRange{1024, 65535}
 	// usualNodePorts are those that an API server gives to NodePorts unless its --service-node-port-range says otherwise.
 	usualNodePorts = PortRange{30000, 32767}
+	// privilegedSnat are masqueraded to with the usual ones: above those that a node's management controller may take off the wire (623, 664),
+	// below that of DNS over TLS. Kernels open NFS mounts from 665 to 1023.
+	privilegedSnat = PortRange{665, 852}
 	// olderSnat were those of builds that do not note in given_ports which they give.
 	olderSnat = PortRange{49152, 65535}
 )

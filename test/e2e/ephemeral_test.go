@@ -135,6 +135,31 @@ func TestFlowsKeepTheirPorts(t *testing.T) {
 	echo("after another start of the agent")
 }
 
+// A server that trusts only ports below 1024, as those of NFS do, serves pods outside of the cluster.
+func TestPrivilegedSourcePorts(t *testing.T) {
+	t.Parallel()
+	l := startCluster(t, lab.Options{Nodes: 1, Families: families})
+	pod := addPod(t, l.Nodes[0], "a")
+	for _, f := range families {
+		to := serveOver(t, l.Outside, f)
+		stream, err := pod.DialTCP(t.Context(), to, 700)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stream.Close()
+		datagrams, err := pod.DialUDP(to, 700)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer datagrams.Close()
+		for proto, port := range map[string]uint16{"TCP": stream.Seen.Port(), "UDP": echoFrom(t, datagrams)} {
+			if port < 665 || port > 852 {
+				t.Errorf("over %v the server sees port %d of %s", f, port, proto)
+			}
+		}
+	}
+}
+
 // Whichever limit refuses something, status names it, and the pod is told at once: one node has four ports to masquerade to, the smallest flow table, and
 // ephemeral ports that are all its own.
 func TestScarcePortsAndFlowsAreTold(t *testing.T) {
