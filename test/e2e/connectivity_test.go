@@ -35,7 +35,7 @@ const (
 	longOnly  // in the long form
 )
 
-var fewClusters = flag.Bool("few-clusters", false, "run tests with fewer kinds of clusters, which have both families and a tunnel all the same")
+var fewClusters = flag.Bool("few-clusters", false, "run tests with fewer kinds of clusters, of fewer nodes, which have both families and a tunnel all the same")
 
 // clusters are all kinds, each on the links where its routing mode makes a difference.
 var clusters = []cluster{
@@ -64,7 +64,11 @@ var (
 )
 
 func (c cluster) options(flags ...string) lab.Options {
-	return lab.Options{Nodes: 3, Families: c.pods, Underlay: c.hosts, Links: c.links, AgentFlags: append(flags, "--routing-mode="+c.mode)}
+	nodes := 3
+	if *fewClusters {
+		nodes = 2
+	}
+	return lab.Options{Nodes: nodes, Families: c.pods, Underlay: c.hosts, Links: c.links, AgentFlags: append(flags, "--routing-mode="+c.mode)}
 }
 
 // forEachCluster runs a test with every kind of cluster that a run of the given form has.

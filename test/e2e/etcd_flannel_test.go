@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
@@ -172,7 +173,7 @@ func (r *registered) move(t *testing.T, f *flannelNode) *lab.Pod {
 // forgetFlannel takes away what a reboot would.
 func (f *flannelNode) forgetFlannel(t *testing.T) {
 	t.Helper()
-	links, err := f.Netlink().LinkList()
+	links, err := lab.RetryInterrupted(f.Netlink().LinkList)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +188,7 @@ func (f *flannelNode) forgetFlannel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	routes, err := f.Netlink().RouteList(nil, 0)
+	routes, err := lab.RetryInterrupted(func() ([]netlink.Route, error) { return f.Netlink().RouteList(nil, 0) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -42,7 +44,7 @@ func (f *follower) say(t *testing.T, specs ...lab.NodeSpec) {
 // routes are the gateways of the first node's own routes, by prefix; unreachable ones have none.
 func (f *follower) routes(t *testing.T) map[string]string {
 	t.Helper()
-	routes, err := f.Nodes[0].Netlink().RouteList(nil, unixAFInet)
+	routes, err := lab.RetryInterrupted(func() ([]netlink.Route, error) { return f.Nodes[0].Netlink().RouteList(nil, unixAFInet) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -329,7 +330,7 @@ func TestWhatIsRemovedComesBack(t *testing.T) {
 // deleteOurRoutes removes the routes of our own protocol number.
 func deleteOurRoutes(node *lab.Node) error {
 	const ours = 142
-	routes, err := node.Netlink().RouteList(nil, 0)
+	routes, err := lab.RetryInterrupted(func() ([]netlink.Route, error) { return node.Netlink().RouteList(nil, 0) })
 	if err != nil {
 		return err
 	}
@@ -370,7 +371,7 @@ func detachAll(node *lab.Node, attach string) error {
 }
 
 func deleteClsact(node *lab.Node) error {
-	qdiscs, err := node.Netlink().QdiscList(nil)
+	qdiscs, err := lab.RetryInterrupted(func() ([]netlink.Qdisc, error) { return node.Netlink().QdiscList(nil) })
 	if err != nil {
 		return err
 	}
