@@ -73,7 +73,7 @@ const (
 
 // holding measures how many connections stay open beside each other.
 func (m *machine) holding(ctx context.Context, network *modes.Network, t task) (sample result.Sample, err error) {
-	pods, err := network.Pods(ctx, 3)
+	pods, err := network.Pods(ctx, result.ManyPods)
 	if err != nil {
 		return result.Sample{}, err
 	}
@@ -95,21 +95,24 @@ func (m *machine) holding(ctx context.Context, network *modes.Network, t task) (
 	}
 	all, values := 0, map[string]float64{}
 	for _, step := range []struct {
-		metric             string
-		pod, place, within int
-	}{{result.FirstPod, 0, 0, tried}, {result.SecondPod, 1, 0, tried + trySecond}, {result.OnePlace, 2, 0, tryPlace}, {result.TwoPlaces, 2, 1, tryPlaces}} {
-		want := step.within * t.Size / tried
+		metric        string
+		pods          []*lab.Namespace
+		place, within int
+	}{{result.FirstPod, pods[:1], 0, tried}, {result.SecondPod, pods[1:2], 0, tried + trySecond}, {result.OnePlace, pods[2:], 0, tryPlace}, {result.TwoPlaces, pods[2:], 1, tryPlaces}} {
+		want, before := step.within*t.Size/tried, all
 		if step.metric == result.SecondPod {
 			want = all + trySecond*t.Size/tried
 		}
-		opened, err := places[step.place].Open(pods[step.pod], at[step.place], max(want-all, 0))
-		if err != nil {
-			return result.Sample{}, err
+		for _, pod := range step.pods {
+			opened, err := places[step.place].Open(pod, at[step.place], max(want-all, 0))
+			if err != nil {
+				return result.Sample{}, err
+			}
+			all += opened
 		}
-		all += opened
 		values[step.metric] = float64(all)
-		if step.pod < 2 {
-			values[step.metric] = float64(opened)
+		if len(step.pods) == 1 {
+			values[step.metric] = float64(all - before)
 		}
 	}
 	return result.Sample{Values: values}, errors.Join(places[0].Check(), places[1].Check())

@@ -70,7 +70,7 @@ func ports() (all []Workload) {
 			{Name: FirstPod, Title: "of one pod to one place", Unit: "connections", Scale: 1}, {Name: SecondPod, Title: "of a second pod to the same place", Unit: "connections", Scale: 1},
 			{Name: OnePlace, Title: "of a node to one place", Unit: "connections", Scale: 1}, {Name: TwoPlaces, Title: "of a node to two places", Unit: "connections", Scale: 1},
 		},
-		Note: "A place is an address and port outside. The first pod tries 32 000 connections to one, then the second pod 8192, then a third pod as many as make 50 000, and to another place as many as make 62 000. " +
+		Note: "A place is an address and port outside. The first pod tries 32 000 connections to one, then the second pod 8192, then eight more as many as make 50 000, and to another place as many as make 62 000. " +
 			"All stay open, and at the end the server sends a byte on each, which has to arrive on one in 250.",
 	})
 }
