@@ -269,10 +269,10 @@ func (v *view) ruledBySource() map[int][]netip.Prefix {
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
 	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Bridges: v.bridges, Addresses: v.sourceAddresses(), Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
-	f.Holders, f.NotEthernet = map[netip.Addr]string{}, map[uint32]string{}
+	f.Holders, f.NotEthernet = map[netip.Addr]string{}, map[uint32]plan.Link{}
 	for _, l := range v.links {
 		if len(l.MAC) != 6 && !l.Loopback() {
-			f.NotEthernet[uint32(l.Index)] = l.Name
+			f.NotEthernet[uint32(l.Index)] = v.uplink(l)
 		}
 	}
 	for _, a := range v.addresses {

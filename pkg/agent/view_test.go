@@ -88,7 +88,7 @@ func TestFacts(t *testing.T) {
 	if len(f.Endpoints) != 1 || f.Endpoints[0].String() != "10.9.0.1" {
 		t.Errorf("endpoints %v: one that is being released counts no more", f.Endpoints)
 	}
-	if diff := cmp.Diff(map[uint32]string{4: "tun0"}, f.NotEthernet); diff != "" {
+	if diff := cmp.Diff(map[uint32]plan.Link{4: {Index: 4, Name: "tun0", MTU: 1400}}, f.NotEthernet); diff != "" {
 		t.Errorf("interfaces without Ethernet: -want +got:\n%s", diff)
 	}
 	onLink := map[string]bool{}

@@ -8,7 +8,7 @@ import (
 
 // Equal reports whether two say the same of a node, in the same order.
 func (f Facts) Equal(o Facts) bool {
-	return slices.Equal(f.Local, o.Local) && maps.Equal(f.Holders, o.Holders) && maps.Equal(f.NotEthernet, o.NotEthernet) && slices.EqualFunc(f.Uplinks, o.Uplinks, Link.equal) &&
+	return slices.Equal(f.Local, o.Local) && maps.Equal(f.Holders, o.Holders) && maps.EqualFunc(f.NotEthernet, o.NotEthernet, Link.equal) && slices.EqualFunc(f.Uplinks, o.Uplinks, Link.equal) &&
 		slices.EqualFunc(f.Routes, o.Routes, KernelRoute.equal) && slices.EqualFunc(f.Others, o.Others, KernelRoute.equal) &&
 		maps.EqualFunc(f.Sources, o.Sources, slices.Equal[[]netip.Prefix]) &&
 		slices.Equal(f.Addresses, o.Addresses) && slices.Equal(f.Recent, o.Recent) && slices.Equal(f.Broadcast, o.Broadcast) && slices.Equal(f.Policies, o.Policies) &&

@@ -357,11 +357,12 @@ func (j *judge) uplink(index uint32) (Link, bool) {
 // route finds the most specific route to an address.
 func (j *judge) route(a netip.Addr) (KernelRoute, bool) { return j.routes.Lookup(a) }
 
-// notEthernet names the link without an Ethernet header that this node reaches an address over; empty: there is none. A route of another
-// table counts if it says more than the main table's, unless a rule leads there by a packet's source alone.
-func (j *judge) notEthernet(a netip.Addr) string {
+// notEthernet finds the link without an Ethernet header that this node reaches an address over, with the MTU of the route if that is less;
+// without a name, there is none. A route of another table counts if it says more than the main table's, unless a rule leads there by a
+// packet's source alone.
+func (j *judge) notEthernet(a netip.Addr) (l Link) {
 	if len(j.in.Facts.NotEthernet) == 0 {
-		return ""
+		return l
 	}
 	if j.others == nil {
 		j.others = &bart.Table[KernelRoute]{}
@@ -376,9 +377,12 @@ func (j *judge) notEthernet(a netip.Addr) string {
 		r = other
 	}
 	for _, index := range append([]uint32{r.Index}, r.Hops...) {
-		if name := j.in.Facts.NotEthernet[index]; name != "" {
-			return name
+		if bare := j.in.Facts.NotEthernet[index]; bare.Name != "" && (l.Name == "" || bare.MTU < l.MTU) {
+			l = bare
 		}
 	}
-	return ""
+	if r.MTU != 0 && r.MTU < l.MTU {
+		l.MTU = r.MTU
+	}
+	return l
 }

@@ -192,7 +192,7 @@ func (b *builder) reached(internal []netip.Addr, pods []netip.Prefix, ways [wire
 // since a kubelet can write any address into its Node. What arrives through the tunnel may have each of them as its source.
 func (b *builder) node(a netip.Addr, w way) {
 	v := destinations.Value{
-		Kind: destinations.Node, Node: wire.AddrFrom(w.via), Alias: wire.AddrFrom(w.alias), Uplinks: b.masks.around(host(a)),
+		Kind: destinations.Node, Node: wire.AddrFrom(w.via), Alias: wire.AddrFrom(w.alias), Uplinks: b.arrivals(a),
 	}
 	if a == w.via && w.kind == destinations.Tunnel {
 		v.Flags, v.MTU, v.MAC = destinations.ByTunnel, w.mtu, w.mac
@@ -201,6 +201,19 @@ func (b *builder) node(a netip.Addr, w way) {
 		v.Ifindex = link.Index
 	}
 	b.destination(host(a), v)
+}
+
+// noUplink is the number of a mask by which no uplink is meant, as long as there are no more of them than numbers.
+const noUplink = uplinks.Bits - 1
+
+// arrivals is a mask of the uplinks by which a node with that address may send. With an empty one it might by each, also where it is
+// reached over a link that is none of them.
+func (b *builder) arrivals(a netip.Addr) uint64 {
+	mask := b.masks.around(host(a))
+	if mask == 0 && b.notEthernet(a).Name != "" {
+		return 1 << noUplink
+	}
+	return mask
 }
 
 // podCIDR adds the way to a podCIDR of another node. Without one the kernel
@@ -219,11 +232,11 @@ func (b *builder) podCIDR(p netip.Prefix, w way) {
 	}
 	v := destinations.Value{
 		Kind: destinations.PodCIDR, Node: wire.AddrFrom(w.via), Alias: wire.AddrFrom(w.alias), MTU: w.mtu,
-		Uplinks: b.masks.around(host(w.via)) | b.masks.within(p),
+		Uplinks: b.arrivals(w.via) | b.masks.within(p),
 	}
 	near := firstOf(f, []netip.Addr{w.via, w.alias}) // from which it may send directly, whatever our way is
 	if near.IsValid() {
-		v.Uplinks |= b.masks.around(host(near))
+		v.Uplinks |= b.arrivals(near)
 	}
 	r := Route{Dst: p}
 	switch w.kind {

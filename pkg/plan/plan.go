@@ -68,8 +68,8 @@ type Facts struct {
 	// Holders names the link that has each address, for messages.
 	Holders map[netip.Addr]string
 	Uplinks []Link
-	// NotEthernet names the links that cannot be uplinks, since they have no Ethernet header, by index.
-	NotEthernet map[uint32]string
+	// NotEthernet are the links without an Ethernet header, by index. They cannot be uplinks; the tunnel's outer packets may go by them.
+	NotEthernet map[uint32]Link
 	// Bridges are those whose containers are treated as pods.
 	Bridges []Bridge
 	Routes  []KernelRoute

@@ -89,8 +89,12 @@ func worse(a, b destinations.Way) destinations.Way {
 // mayTunnel reports whether the mode has nodes that are reached by the tunnel.
 func (b *builder) mayTunnel() bool { return b.in.Mode == RouteVXLAN || b.in.Mode == RouteAuto }
 
-// underlay is the narrowest uplink on the ways to an address, with the MTU of the route if that is less; without a way it has none.
+// underlay is the narrowest link on the ways to an address, with the MTU of the route if that is less; without a way it has none. The
+// kernel sends outer packets, so that a link without an Ethernet header will do.
 func (b *builder) underlay(via netip.Addr) (least Link) {
+	if least = b.notEthernet(via); least.Name != "" {
+		return least
+	}
 	mask := b.masks.around(host(via))
 	for _, l := range b.in.Facts.Uplinks {
 		if mask&(1<<l.Bit) != 0 && (least.MTU == 0 || l.MTU < least.MTU) {
@@ -136,24 +140,18 @@ func (b *builder) whyNone(f wire.Family, w way, internal []netip.Addr) string {
 	switch {
 	case !b.mayTunnel() && !near.IsValid():
 		return fmt.Sprintf("it has no %s InternalIP, so its %[1]s pods can't be reached by direct routing", f.Name())
-	case !b.mayTunnel() && b.notEthernet(near) != "":
-		return noEthernet(near, b.notEthernet(near))
+	case !b.mayTunnel() && b.notEthernet(near).Name != "":
+		return fmt.Sprintf("InternalIP %s is reached over %s, which is no Ethernet interface, so its pods can't be reached by direct routing; use --routing-mode=auto, or give both nodes InternalIPs on an Ethernet interface (kubelet --node-ip)",
+			near, b.notEthernet(near).Name)
 	case !b.mayTunnel():
 		return fmt.Sprintf("InternalIP %s is not on the link of an uplink (%s), so its pods can't be reached by direct routing", near, b.uplinkNames())
 	case !b.used[wire.FamilyOf(w.via)]:
 		return fmt.Sprintf("it has no %s InternalIP, and this node, which has one, sends to no other in a cluster of %[1]s", f.Name())
 	case b.in.Facts.Tunnel == 0:
 		return fmt.Sprintf("InternalIP %s is to be reached by the tunnel (--routing-mode=%s), and there is no tunnel device that works", w.via, b.in.Mode)
-	case b.notEthernet(w.via) != "":
-		return noEthernet(w.via, b.notEthernet(w.via))
 	}
 	return fmt.Sprintf("no route over an uplink (%s), or none with room for the tunnel's headers, leads to InternalIP %s, so its pods can't be reached by the tunnel",
 		b.uplinkNames(), w.via)
-}
-
-func noEthernet(internal netip.Addr, link string) string {
-	return fmt.Sprintf("InternalIP %s is reached over %s, which is no Ethernet interface, as an uplink must be, so its pods can't be reached; give both nodes InternalIPs on an Ethernet interface (kubelet --node-ip)",
-		internal, link)
 }
 
 // tunnel tells the programs of the tunnel, whatever the mode. The device gets the podCIDRs' network addresses, so that

@@ -46,6 +46,31 @@ func wayTo(r Result, p Peer) (destinations.Value, Route) {
 	return r.Destinations[destinations.KeyFrom(p.PodCIDRs[0])], r.Routes[i]
 }
 
+// withoutEthernet are links that no program reads.
+var withoutEthernet = map[uint32]Link{7: {Index: 7, Name: "wg0", MTU: 1420}, 8: {Index: 8, Name: "tailscale0", MTU: 1280}}
+
+// What comes from a node that is reached over no Ethernet comes by that link and the tunnel, and by no uplink.
+func TestArrivalsOverNoEthernet(t *testing.T) {
+	in := apart(RouteAuto)
+	in.Facts.NotEthernet = withoutEthernet
+	far := KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 7, OnLink: true}
+	in.Facts.Routes = append(in.Facts.Routes, far)
+	r := Make(in)
+	for _, p := range []netip.Prefix{far.Dst, r.Peers[1].PodCIDRs[0]} {
+		mask := r.Destinations[destinations.KeyFrom(p)].Uplinks
+		for _, l := range in.Facts.Uplinks {
+			if mask == 0 || mask&(1<<l.Bit) != 0 {
+				t.Errorf("%s may come by the uplinks %b, %s among them", p, mask, l.Name)
+			}
+		}
+	}
+	// A route over an uplink as well may be the one that the node takes.
+	in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: far.Dst, Index: in.Facts.Uplinks[0].Index})
+	if mask := Make(in).Destinations[destinations.KeyFrom(far.Dst)].Uplinks; mask != 1<<in.Facts.Uplinks[0].Bit {
+		t.Errorf("beside a route over an uplink it may come by %b", mask)
+	}
+}
+
 func TestWays(t *testing.T) {
 	const direct, tunnel, none = destinations.Direct, destinations.Tunnel, destinations.None
 	for _, tt := range []struct {
@@ -69,17 +94,28 @@ func TestWays(t *testing.T) {
 		}, direct, none, 0, 1450, "no route"},
 		{"over no Ethernet", RouteAuto, func(in *Input) {
 			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 7, OnLink: true})
-			in.Facts.NotEthernet = map[uint32]string{7: "wg0"}
-		}, direct, none, 0, 1450, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
+			in.Facts.NotEthernet = withoutEthernet
+		}, direct, tunnel, 1370, 1370, ""},
+		{"over no Ethernet, a narrow route", RouteAuto, func(in *Input) {
+			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 7, OnLink: true, MTU: 1300})
+			in.Facts.NotEthernet = withoutEthernet
+		}, direct, tunnel, 1250, 1250, ""},
+		{"over no Ethernet, the narrower of two", RouteAuto, func(in *Input) {
+			in.Facts.Routes[0] = KernelRoute{Dst: netip.MustParsePrefix("0.0.0.0/0"), Hops: []uint32{7, 8}}
+			in.Facts.NotEthernet = withoutEthernet
+		}, direct, tunnel, 1230, 1230, ""},
+		{"over no Ethernet, too narrow", RouteAuto, func(in *Input) {
+			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 7, OnLink: true, MTU: 50})
+			in.Facts.NotEthernet = withoutEthernet
+		}, direct, none, 0, 1450, "none with room"},
 		{"over no Ethernet, direct", RouteDirect, func(in *Input) {
 			in.Facts.Routes[0].Index = 7
-			in.Facts.NotEthernet = map[uint32]string{7: "wg0"}
+			in.Facts.NotEthernet = withoutEthernet
 		}, direct, none, 0, 1500, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
-		{"over no Ethernet by a rule", RouteVXLAN, func(in *Input) {
-			in.Facts.Routes = in.Facts.Routes[1:]
+		{"over no Ethernet by a rule", RouteAuto, func(in *Input) {
 			in.Facts.Others = []KernelRoute{{Dst: netip.MustParsePrefix("203.0.113.13/32"), Hops: []uint32{7}, Table: 52}}
-			in.Facts.NotEthernet = map[uint32]string{7: "wg0"}
-		}, tunnel, none, 1450, 1450, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
+			in.Facts.NotEthernet = withoutEthernet
+		}, direct, tunnel, 1370, 1370, ""},
 		{"a default route by a rule", RouteAuto, func(in *Input) {
 			in.Facts.Routes[0].Table, in.Facts.Others, in.Facts.Routes = 7, in.Facts.Routes[:1:1], in.Facts.Routes[1:]
 		}, direct, tunnel, 1450, 1450, ""},
