@@ -198,7 +198,7 @@ func (c Config) nodeConfig(m programMode, frontends bool) config.NodeConfig {
 	n := config.NodeConfig{
 		Mark: c.Mark, SnatHeld: c.snatHeld().constant(), TunnelPort: uint32(c.VXLANPort), TunnelVNI: c.VXLANVNI,
 	}
-	for i, r := range c.snatBeside(m.level, m.snat).ranges() {
+	for i, r := range m.snat.ranges() {
 		n.SnatPorts[i] = r.constant()
 	}
 	if len(c.SnatPorts) == 0 {

@@ -68,7 +68,9 @@ func (c *modeController) begin(now time.Time) {
 }
 
 // beginWith says which ports the first programs masquerade to.
-func (c *modeController) beginWith(snat ports) { c.snat, c.snatWanted = snat, snat }
+func (c *modeController) beginWith(snat ports) {
+	c.snat, c.snatWanted = c.cfg.snatBeside(c.level, snat), snat
+}
 
 // find asks what netfilter translates, unless --kube-proxy says.
 func (c *modeController) find(ask func() (netfilter.Level, error)) (netfilter.Level, error) {
@@ -97,7 +99,7 @@ func (c *modeController) follow(now time.Time) {
 	level, err := c.find(func() (netfilter.Level, error) { return c.watch.Look(now, c.level) })
 	c.complaints.note("mode/netfilter's rules", err)
 	c.found = level
-	want := programMode{level, c.snatWanted}
+	want := programMode{level, c.cfg.snatBeside(level, c.snatWanted)}
 	if want == c.programMode {
 		c.complaints.note(unsuitedPrograms, nil) // what they could not be replaced for is over
 		return

@@ -18,6 +18,8 @@ const (
 	// leastEphemeral is how many ephemeral ports masquerading, NodePorts and host ports leave to the host's own sockets in any case:
 	// those, or half of them if that is more.
 	leastEphemeral = 8192
+	// fewSnat is the number of ports to masquerade to below which a node has few, where all may be used that can be had.
+	fewSnat = 8192
 	// scarceEphemeral is the number of free ephemeral ports below which a node has too few.
 	scarceEphemeral = 1024
 )
@@ -62,7 +64,7 @@ func (c Config) snatPorts() (p ports) {
 	return p
 }
 
-// snatBeside are the ports of these that programs give at a level. Where netfilter serves NodePorts, neither a socket nor an entry of ours
+// snatBeside are the ports of these that programs masquerade to at a level. Where netfilter serves NodePorts, neither a socket nor an entry of ours
 // says that one is taken.
 func (c Config) snatBeside(l netfilter.Level, snat ports) ports {
 	if len(c.SnatPorts) > 0 || l != netfilter.Translates {
@@ -107,8 +109,10 @@ func parsePortRange(s string) (r PortRange, err error) {
 // portShares says how the node's ports are divided between the host's own sockets that ask for any port, masquerading, and NodePorts
 // and host ports.
 type portShares struct {
-	// asked is --snat-ports, and snat the part of it that masqueraded flows get, in as many pieces as programs take.
+	// asked is --snat-ports, and snat the part of it that masqueraded flows get, in as many pieces as programs take. auto says that all are
+	// asked for that can be had.
 	asked, snat ports
+	auto        bool
 	// ephemeral is where the kernel takes the ports for sockets that ask for any, and free are those of them that others than we have
 	// not reserved.
 	ephemeral PortRange
@@ -120,11 +124,11 @@ type portShares struct {
 }
 
 // shareSnat decides which ports to masquerade to: of those asked for as many as leave the host enough, which keeps the lowest of its
-// ephemeral ports. An eighth of what the host can spare is for NodePorts and host ports. Who asks for the usual ones gets none that others
-// have reserved.
-func shareSnat(asked ports, ephemeral PortRange, others ports) portShares {
-	s := portShares{asked: asked, snat: asked, ephemeral: ephemeral, free: ephemeral.ports().without(others)}
-	if asked == usualSnat.ports() {
+// ephemeral ports. An eighth of what the host can spare is for NodePorts and host ports. Who asks for all that can be had gets none that
+// others have reserved.
+func shareSnat(asked ports, auto bool, ephemeral PortRange, others ports) portShares {
+	s := portShares{asked: asked, snat: asked, auto: auto, ephemeral: ephemeral, free: ephemeral.ports().without(others)}
+	if auto {
 		s.snat = asked.without(others)
 	}
 	wanted := asked.and(s.free)
@@ -166,7 +170,14 @@ func (s *portShares) add(used ports) {
 func (s *portShares) problems() (found []observe.NetworkProblem) {
 	const remedy = "give --snat-ports ports outside of " + ephemeralName + ", or widen that"
 	host := fmt.Sprintf("the node's own processes too few of their ephemeral ports (%s %s, without what others have reserved)", ephemeralName, s.ephemeral)
-	if s.snat != s.asked && s.asked != usualSnat.ports() {
+	if s.auto && s.snat.count() < fewSnat {
+		found = append(found, observe.NetworkProblem{
+			Reason: snatPortsReduced, About: "auto",
+			Text:   fmt.Sprintf("masqueraded flows get %d ports alone (%s): others have reserved ports (net.ipv4.ip_local_reserved_ports), and the largest %d pieces of what is left are used", s.snat.count(), s.snat, config.PortRanges),
+			Remedy: "reserve fewer ports, or ports that lie beside each other, or name others by --snat-ports",
+		})
+	}
+	if s.snat != s.asked && !s.auto {
 		text := fmt.Sprintf("--snat-ports %s would leave %s: masqueraded flows get ports %s alone", s.asked, host, s.snat)
 		if s.snat == (ports{}) {
 			text = fmt.Sprintf("--snat-ports %s would leave %s: none is left to masquerade to, and pods' new flows to the world are dropped (SNAT_EXHAUSTED)", s.asked, host)
@@ -201,5 +212,5 @@ func (c *sysctls) portShares() (s portShares, err error) {
 	if err != nil {
 		return s, err
 	}
-	return shareSnat(c.cfg.snatPorts(), ephemeral, now.without(addedBy(c.record.Sysctls[reservedPorts]))), nil
+	return shareSnat(c.cfg.snatPorts(), len(c.cfg.SnatPorts) == 0, ephemeral, now.without(addedBy(c.record.Sysctls[reservedPorts]))), nil
 }

@@ -57,12 +57,16 @@ func TestPortShares(t *testing.T) {
 			asked: portList(t, "1025-65535"), ephemeral: PortRange{32768, 60999}, others: portList(t, "33000,34000-34001,35000-35002,36000-36003"), want: "1025-32767,35000-35002,36000-36003,48658-65535",
 			problems: "snat_ports 1025-65535",
 		},
+		"a default node's, most reserved in pieces": {
+			asked: usualSnat.ports(), ephemeral: PortRange{32768, 60999}, others: portList(t, "1-1999,4000-5999,8000-9999,12000-13999,16000-65535"), want: "2000-3999,6000-7999,10000-11999,14000-15999",
+			problems: "snat_ports auto, ephemeral_ports ",
+		},
 		"a default node's, some reserved": {
 			asked: usualSnat.ports(), ephemeral: PortRange{32768, 60999}, others: portList(t, "1-1999,8080,34000,50000-65535"), want: "2000-8079,8081-32767,47275-49999",
 		},
 		"any number of host ports": {asked: between(49152, 65535), ephemeral: PortRange{32768, 60999}, used: every, want: "49152-65535", problems: "unreserved_ports "},
 	} {
-		s := shareSnat(tt.asked, tt.ephemeral, tt.others)
+		s := shareSnat(tt.asked, tt.asked == usualSnat.ports(), tt.ephemeral, tt.others)
 		s.add(tt.used)
 		var problems []string
 		for _, p := range s.problems() {
@@ -105,12 +109,7 @@ func TestPortsBesideNetfilter(t *testing.T) {
 		{nil, netfilter.Nothing, "1024-32767,48649-65535", "1024-32767,48649-65535"},
 		{named, netfilter.Translates, "30000-30009", "30000-30009"},
 	} {
-		var got ports
-		for _, r := range (Config{SnatPorts: tt.asked}).nodeConfig(programMode{level: tt.level, snat: portList(t, tt.snat)}, false).SnatPorts {
-			if r.Count > 0 {
-				got.add(uint16(r.First), uint16(r.First+r.Count-1)) //nolint:gosec // ports
-			}
-		}
+		got := Config{SnatPorts: tt.asked}.snatBeside(tt.level, portList(t, tt.snat))
 		if got.String() != tt.want {
 			t.Errorf("of %s at %v: %s, want %s", tt.snat, tt.level, got, tt.want)
 		}

@@ -266,6 +266,16 @@ func (v *view) ruledBySource() map[int][]netip.Prefix {
 	return sources
 }
 
+// ruledByMark are the tables that rules lead to by a packet's mark alone.
+func (v *view) ruledByMark() map[int]bool {
+	tables := v.tables()
+	for _, r := range v.rules {
+		tables[r.Table] = tables[r.Table] && r.Marks != 0
+	}
+	maps.DeleteFunc(tables, func(_ int, marked bool) bool { return !marked })
+	return tables
+}
+
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
 	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Bridges: v.bridges, Addresses: v.sourceAddresses(), Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
@@ -288,7 +298,7 @@ func (v *view) facts() plan.Facts {
 	for _, r := range v.others {
 		f.Others = append(f.Others, kernelRoute(r))
 	}
-	f.Sources = v.ruledBySource()
+	f.Sources, f.Marked = v.ruledBySource(), v.ruledByMark()
 	for _, p := range v.policies {
 		f.Policies = append(f.Policies, plan.Policy{Src: p.Src.Masked(), Dst: p.Dst.Masked(), Out: p.Out, Required: p.Required})
 	}

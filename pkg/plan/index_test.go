@@ -48,8 +48,8 @@ func TestIndexesAnswerAsListsDo(t *testing.T) {
 				t.Fatalf("%s has a local address: %v", p, got)
 			}
 			around, within := f.walk(p)
-			if masks.around(p) != around || masks.within(p) != within {
-				t.Fatalf("%s: masks %b and %b, want %b and %b", p, masks.around(p), masks.within(p), around, within)
+			if masks.around(p, 0) != around || masks.within(p) != within {
+				t.Fatalf("%s: masks %b and %b, want %b and %b", p, masks.around(p, 0), masks.within(p), around, within)
 			}
 		}
 	}

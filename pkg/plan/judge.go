@@ -357,17 +357,17 @@ func (j *judge) uplink(index uint32) (Link, bool) {
 // route finds the most specific route to an address.
 func (j *judge) route(a netip.Addr) (KernelRoute, bool) { return j.routes.Lookup(a) }
 
-// notEthernet finds the link without an Ethernet header that this node reaches an address over, with the MTU of the route if that is less;
-// without a name, there is none. A route of another table counts if it says more than the main table's, unless a rule leads there by a
-// packet's source alone.
-func (j *judge) notEthernet(a netip.Addr) (l Link) {
+// notEthernet finds the link without an Ethernet header that this node reaches an address over, and how long the route's prefix is. The
+// link's MTU is the least of it, of others that the route leads over, and of the route; without a name, there is no such link. A route of
+// another table counts if it says more than the main table's, unless rules lead there by a packet's source or mark alone.
+func (j *judge) notEthernet(a netip.Addr) (l Link, bits int) {
 	if len(j.in.Facts.NotEthernet) == 0 {
-		return l
+		return l, 0
 	}
 	if j.others == nil {
 		j.others = &bart.Table[KernelRoute]{}
 		for _, r := range j.in.Facts.Others {
-			if _, bySource := j.in.Facts.Sources[r.Table]; !bySource {
+			if _, bySource := j.in.Facts.Sources[r.Table]; !bySource && !j.in.Facts.Marked[r.Table] {
 				j.others.Insert(r.Dst, r)
 			}
 		}
@@ -376,13 +376,18 @@ func (j *judge) notEthernet(a netip.Addr) (l Link) {
 	if other, has := j.others.Lookup(a); has && (!known || other.Dst.Bits() > r.Dst.Bits()) {
 		r = other
 	}
+	mtu := r.MTU
 	for _, index := range append([]uint32{r.Index}, r.Hops...) {
-		if bare := j.in.Facts.NotEthernet[index]; bare.Name != "" && (l.Name == "" || bare.MTU < l.MTU) {
-			l = bare
+		hop, bare := j.in.Facts.NotEthernet[index]
+		if bare {
+			l = hop
+		} else if hop, bare = j.uplink(index); !bare {
+			continue
+		}
+		if mtu == 0 || hop.MTU < mtu {
+			mtu = hop.MTU
 		}
 	}
-	if r.MTU != 0 && r.MTU < l.MTU {
-		l.MTU = r.MTU
-	}
-	return l
+	l.MTU = mtu
+	return l, r.Dst.Bits()
 }

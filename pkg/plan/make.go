@@ -137,7 +137,7 @@ func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 // native adds what is never masqueraded.
 func (b *builder) native() {
 	for _, p := range b.in.Native {
-		b.destination(p, destinations.Value{Kind: destinations.Native, Uplinks: b.masks.around(p) | b.masks.within(p)})
+		b.destination(p, destinations.Value{Kind: destinations.Native, Uplinks: b.masks.around(p, 0) | b.masks.within(p)})
 	}
 }
 
@@ -207,13 +207,16 @@ func (b *builder) node(a netip.Addr, w way) {
 const noUplink = uplinks.Bits - 1
 
 // arrivals is a mask of the uplinks by which a node with that address may send. With an empty one it might by each, also where it is
-// reached over a link that is none of them.
+// reached over a link that is none of them. There, a default route over an uplink leads to it no more.
 func (b *builder) arrivals(a netip.Addr) uint64 {
-	mask := b.masks.around(host(a))
-	if mask == 0 && b.notEthernet(a).Name != "" {
-		return 1 << noUplink
+	bare, bits := b.notEthernet(a)
+	if bare.Name == "" {
+		return b.masks.around(host(a), 0)
 	}
-	return mask
+	if mask := b.masks.around(host(a), bits); mask != 0 {
+		return mask
+	}
+	return 1 << noUplink
 }
 
 // podCIDR adds the way to a podCIDR of another node. Without one the kernel

@@ -58,11 +58,12 @@ func (m routeMasks) keepDefault(route netip.Prefix, uplinks []Link, world []uint
 	return true
 }
 
-// around is what leads to all of p: the routes of the longest prefix that contains it.
-func (m routeMasks) around(p netip.Prefix) (mask uint64) {
+// around is what leads to all of p: the routes of the longest prefix that contains it, unless that is shorter than least.
+func (m routeMasks) around(p netip.Prefix, least int) (mask uint64) {
 	for _, t := range m {
-		found, _ := t.LookupPrefix(p)
-		mask |= found
+		if longest, found, _ := t.LookupPrefixLPM(p); longest.Bits() >= least {
+			mask |= found
+		}
 	}
 	return mask
 }

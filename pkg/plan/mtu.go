@@ -28,7 +28,7 @@ func (b *builder) mtu() {
 	var world [wire.Families]uint64
 	all := uint64(0)
 	for f := range wire.Families {
-		world[f] = b.masks.around(everything[f])
+		world[f] = b.masks.around(everything[f], 0)
 		all |= world[f]
 	}
 	for _, v := range b.r.Destinations {

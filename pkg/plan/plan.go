@@ -77,6 +77,8 @@ type Facts struct {
 	Others []KernelRoute
 	// Sources are, of tables that rules lead to by a packet's source alone, the sources.
 	Sources map[int][]netip.Prefix
+	// Marked are the tables that rules lead to by a packet's mark alone.
+	Marked map[int]bool
 	// Addresses are those that packets can have as their source, by link, and as the kernel has them there.
 	Addresses []Address
 	// Recent are those that flows keep for a moment, unless the uplink has another of the family.

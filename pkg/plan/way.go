@@ -45,10 +45,21 @@ func (b *builder) way(f wire.Family, internal []netip.Addr) way {
 		return way{kind: destinations.Direct, index: link.Index, mtu: link.MTU, via: near}
 	}
 	mtu := b.underlay(far).MTU
-	if !b.mayTunnel() || b.in.Facts.Tunnel == 0 || !b.used[wire.FamilyOf(far)] || mtu <= overhead(far) {
+	if !b.mayTunnel() || b.in.Facts.Tunnel == 0 || !b.used[wire.FamilyOf(far)] || mtu <= overhead(far) || b.tooNarrowFor(far) != "" {
 		return way{kind: destinations.None, via: far}
 	}
 	return way{kind: destinations.Tunnel, index: b.in.Facts.Tunnel, mtu: mtu - overhead(far), via: far}
+}
+
+// tooNarrowFor says which link without an Ethernet header leaves pods of IPv6 too little towards an InternalIP. A Node that names one behind
+// such a link, as a VPN's often is, must not take IPv6 from all pods: they have one MTU for all ways.
+func (b *builder) tooNarrowFor(far netip.Addr) string {
+	bare, _ := b.notEthernet(far)
+	if bare.Name == "" || !b.used[wire.IPv6] || bare.MTU >= uint32(leastMTUOf[wire.IPv6])+overhead(far) {
+		return ""
+	}
+	return fmt.Sprintf("InternalIP %s is reached over %s, whose MTU of %d is less than the %d bytes that IPv6 needs in the tunnel; give it that MTU, or both nodes other InternalIPs (kubelet --node-ip)",
+		far, bare.Name, bare.MTU, uint32(leastMTUOf[wire.IPv6])+overhead(far))
 }
 
 // farEnd is the first InternalIP of another node of which family this node has one as well; without any, the first that can be used.
@@ -92,10 +103,10 @@ func (b *builder) mayTunnel() bool { return b.in.Mode == RouteVXLAN || b.in.Mode
 // underlay is the narrowest link on the ways to an address, with the MTU of the route if that is less; without a way it has none. The
 // kernel sends outer packets, so that a link without an Ethernet header will do.
 func (b *builder) underlay(via netip.Addr) (least Link) {
-	if least = b.notEthernet(via); least.Name != "" {
-		return least
+	if bare, _ := b.notEthernet(via); bare.Name != "" {
+		return bare
 	}
-	mask := b.masks.around(host(via))
+	mask := b.masks.around(host(via), 0)
 	for _, l := range b.in.Facts.Uplinks {
 		if mask&(1<<l.Bit) != 0 && (least.MTU == 0 || l.MTU < least.MTU) {
 			least = l
@@ -137,18 +148,21 @@ func TunnelMTU(uplinks []Link) int {
 // whyNone says why packets of a family can't get to the node with these InternalIPs.
 func (b *builder) whyNone(f wire.Family, w way, internal []netip.Addr) string {
 	near := firstOf(f, internal)
+	bare, _ := b.notEthernet(near)
 	switch {
 	case !b.mayTunnel() && !near.IsValid():
 		return fmt.Sprintf("it has no %s InternalIP, so its %[1]s pods can't be reached by direct routing", f.Name())
-	case !b.mayTunnel() && b.notEthernet(near).Name != "":
+	case !b.mayTunnel() && bare.Name != "":
 		return fmt.Sprintf("InternalIP %s is reached over %s, which is no Ethernet interface, so its pods can't be reached by direct routing; use --routing-mode=auto, or give both nodes InternalIPs on an Ethernet interface (kubelet --node-ip)",
-			near, b.notEthernet(near).Name)
+			near, bare.Name)
 	case !b.mayTunnel():
 		return fmt.Sprintf("InternalIP %s is not on the link of an uplink (%s), so its pods can't be reached by direct routing", near, b.uplinkNames())
 	case !b.used[wire.FamilyOf(w.via)]:
 		return fmt.Sprintf("it has no %s InternalIP, and this node, which has one, sends to no other in a cluster of %[1]s", f.Name())
 	case b.in.Facts.Tunnel == 0:
 		return fmt.Sprintf("InternalIP %s is to be reached by the tunnel (--routing-mode=%s), and there is no tunnel device that works", w.via, b.in.Mode)
+	case b.tooNarrowFor(w.via) != "":
+		return b.tooNarrowFor(w.via)
 	}
 	return fmt.Sprintf("no route over an uplink (%s), or none with room for the tunnel's headers, leads to InternalIP %s, so its pods can't be reached by the tunnel",
 		b.uplinkNames(), w.via)
