@@ -87,7 +87,12 @@ EC_INLINE enum verdict from_uplink_outer(struct __sk_buff *ctx, struct pkt *pkt)
 	    !tunnel_is_outer(pkt))
 		return VERDICT_GO_ON;
 	from = path_destination(&pkt->tuple.src);
-	return from && !arrive_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_STACK;
+	if (!from)
+		return VERDICT_STACK;
+	/* The stack would forward it to a node that is reached over a link without our programs, as this node's. */
+	if (from->kind == DESTINATION_HOST)
+		return -DROP_SPOOFED_SOURCE;
+	return arrive_has_route(ctx, from) ? VERDICT_STACK : -DROP_WRONG_UPLINK;
 }
 
 /*

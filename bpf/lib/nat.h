@@ -125,16 +125,18 @@ EC_INLINE bool nat_is_privileged(__u8 proto, __u32 port)
 	       port < NAT_UNPRIVILEGED_PORTS;
 }
 
-/* A random port for such a flow, in host order. Those of the node's own are none of pods', who could take all. */
-EC_INLINE __u32 nat_random_privileged_port(bool node)
+/*
+ * A random port for such a flow of a pod or, with 0, of the node, in host order. A pod has half of them, each another
+ * one, so that it can't take all of them, and the node those above.
+ */
+EC_INLINE __u32 nat_random_privileged_port(__u32 ifindex)
 {
-	__u32 first = cfg.snat_privileged.first, count = cfg.snat_privileged.count;
+	__u32 first = cfg.snat_privileged.first, count = cfg.snat_privileged.count, random = bpf_get_prandom_u32();
 
-	if (node) {
-		first += count;
-		count = NAT_UNPRIVILEGED_PORTS - first;
-	}
-	return first + bpf_get_prandom_u32() % count;
+	/* The factor is odd and no multiple of a small prime: neighbours begin far apart. */
+	if (ifindex)
+		return first + (ifindex * 61 + random % ((count + 1) / 2)) % count;
+	return first + count + random % (NAT_UNPRIVILEGED_PORTS - first - count);
 }
 
 /*

@@ -17,7 +17,7 @@
 #define OPEN_TRIES 1024
 
 /* How many of them are below 1024 for a flow that begins there. Servers that want such a port refuse another. */
-#define OPEN_TRIES_PRIVILEGED 512
+#define OPEN_TRIES_PRIVILEGED 64
 
 /*
  * The same for a flow to a Service. It shares its ports with flows of the same client alone,
@@ -223,7 +223,7 @@ struct open_search {
 EC_INLINE __be16 open_random_port(const struct open_search *s, __u32 try)
 {
 	if (s->privileged && try < OPEN_TRIES_PRIVILEGED)
-		return bpf_htons(nat_random_privileged_port(s->scratch->owner.flags & FLOW_HOST));
+		return bpf_htons(nat_random_privileged_port(s->scratch->owner.ifindex));
 	return bpf_htons(nat_random_port());
 }
 
@@ -295,7 +295,8 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 	__u32 tries = open_tries(scratch);
 	long tried;
 
-	s.privileged = open_masquerades(scratch) &&
+	/* Not of clients outside, whose privileges nobody knows. */
+	s.privileged = open_masquerades(scratch) && !holder_is_outside(owner->ifindex, owner->flags) &&
 		       nat_is_privileged(scratch->pkt.tuple.proto, bpf_ntohs(scratch->pkt.tuple.sport));
 
 	if (open_is_taken_over(scratch))

@@ -183,7 +183,7 @@ func (a *agent) load(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	a.mode.beginWith(shares.snat)
+	a.mode.beginWith(shares.snatGiven)
 	o := datapath.Options{
 		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.nodeConfig(a.mode.programMode),
 		SnatEntries: a.cfg.SnatEntries, Log: a.log,

@@ -201,8 +201,8 @@ func (c Config) nodeConfig(m programMode, frontends bool) config.NodeConfig {
 	for i, r := range m.snat.ranges() {
 		n.SnatPorts[i] = r.constant()
 	}
-	if len(c.SnatPorts) == 0 {
-		n.SnatPrivileged = privilegedSnat.constant()
+	for _, r := range m.privileged.ranges() {
+		n.SnatPrivileged = r.constant()
 	}
 	for f, on := range c.Masquerade {
 		if on {

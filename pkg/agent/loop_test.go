@@ -70,7 +70,7 @@ func testLoop(t *testing.T) *loop {
 	record, err := openRecord(cfg.Directories, nil)
 	must(err)
 	dp, err := datapath.Load(t.Context(), datapath.Options{
-		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(programMode{snat: cfg.snatPorts()}, false), SnatEntries: cfg.SnatEntries, Log: cfg.Log, Spec: pins.Stubs(t),
+		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(programMode{snatGiven: snatGiven{snat: cfg.snatPorts()}}, false), SnatEntries: cfg.SnatEntries, Log: cfg.Log, Spec: pins.Stubs(t),
 	})
 	must(err)
 	host, err := device.Open()
@@ -83,7 +83,7 @@ func testLoop(t *testing.T) *loop {
 	})
 	n := &node{cfg: cfg, log: cfg.Log, host: host, dp: dp, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
 	mode := newMode(n)
-	mode.beginWith(cfg.snatPorts())
+	mode.beginWith(snatGiven{snat: cfg.snatPorts()})
 	return newLoop(n, mode, newSysctls(n, record), plan.Standing{}, observe.Cluster{})
 }
 

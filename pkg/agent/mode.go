@@ -26,8 +26,8 @@ type modeController struct {
 	around      netfilter.Surroundings
 	marks       netfilter.Marks
 	programMode // as the programs have it
-	// snatWanted is what snat should be.
-	snatWanted ports
+	// shared are the ports that masqueraded flows should get, as far as the level allows.
+	shared snatGiven
 	// found is that as it was found last: the programs may not have followed yet.
 	found netfilter.Level
 	// again is when to look again, after a failure.
@@ -44,7 +44,7 @@ type modeController struct {
 // ports new masqueraded flows get.
 type programMode struct {
 	level netfilter.Level
-	snat  ports
+	snatGiven
 }
 
 // outcome is how a change of the programs went.
@@ -68,8 +68,8 @@ func (c *modeController) begin(now time.Time) {
 }
 
 // beginWith says which ports the first programs masquerade to.
-func (c *modeController) beginWith(snat ports) {
-	c.snat, c.snatWanted = c.cfg.snatBeside(c.level, snat), snat
+func (c *modeController) beginWith(shared snatGiven) {
+	c.snatGiven, c.shared = c.cfg.snatBeside(c.level, shared), shared
 }
 
 // find asks what netfilter translates, unless --kube-proxy says.
@@ -86,7 +86,7 @@ func (c *modeController) find(ask func() (netfilter.Level, error)) (netfilter.Le
 // share takes which ports to masquerade to.
 func (c *modeController) share(s *state) error {
 	if s.ports != nil {
-		c.snatWanted = s.ports.snat
+		c.shared = s.ports.snatGiven
 	}
 	return nil
 }
@@ -99,7 +99,7 @@ func (c *modeController) follow(now time.Time) {
 	level, err := c.find(func() (netfilter.Level, error) { return c.watch.Look(now, c.level) })
 	c.complaints.note("mode/netfilter's rules", err)
 	c.found = level
-	want := programMode{level, c.cfg.snatBeside(level, c.snatWanted)}
+	want := programMode{level, c.cfg.snatBeside(level, c.shared)}
 	if want == c.programMode {
 		c.complaints.note(unsuitedPrograms, nil) // what they could not be replaced for is over
 		return

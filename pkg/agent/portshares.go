@@ -46,7 +46,7 @@ var (
 	usualSnat = PortRange{1024, 65535}
 	// usualNodePorts are those that an API server gives to NodePorts unless its --service-node-port-range says otherwise.
 	usualNodePorts = PortRange{30000, 32767}
-	// privilegedSnat are masqueraded to with the usual ones: above those that a node's management controller may take off the wire (623, 664),
+	// privilegedSnat are for flows that begin below 1024, unless the administrator says which ports are masqueraded to: above those that a node's management controller may take off the wire (623, 664),
 	// below that of DNS over TLS. Kernels open NFS mounts from 665 to 1023.
 	privilegedSnat = PortRange{665, 852}
 	// olderSnat were those of builds that do not note in given_ports which they give.
@@ -66,11 +66,11 @@ func (c Config) snatPorts() (p ports) {
 
 // snatBeside are the ports of these that programs masquerade to at a level. Where netfilter serves NodePorts, neither a socket nor an entry of ours
 // says that one is taken.
-func (c Config) snatBeside(l netfilter.Level, snat ports) ports {
-	if len(c.SnatPorts) > 0 || l != netfilter.Translates {
-		return snat
+func (c Config) snatBeside(l netfilter.Level, given snatGiven) snatGiven {
+	if len(c.SnatPorts) == 0 && l == netfilter.Translates {
+		given.snat = given.snat.without(usualNodePorts.ports()).largest(config.PortRanges)
 	}
-	return snat.without(usualNodePorts.ports()).largest(config.PortRanges)
+	return given
 }
 
 // snatHeld are the ports that flows of older builds may hold. Those builds know one range alone.
@@ -106,13 +106,19 @@ func parsePortRange(s string) (r PortRange, err error) {
 	return r, nil
 }
 
+// snatGiven are the ports that new masqueraded flows get.
+type snatGiven struct {
+	// snat are in as many pieces as programs take, and privileged in one: what flows get that begin below 1024. None: any.
+	snat, privileged ports
+}
+
 // portShares says how the node's ports are divided between the host's own sockets that ask for any port, masquerading, and NodePorts
 // and host ports.
 type portShares struct {
-	// asked is --snat-ports, and snat the part of it that masqueraded flows get, in as many pieces as programs take. auto says that all are
-	// asked for that can be had.
-	asked, snat ports
-	auto        bool
+	// asked is --snat-ports, and snat the part of it that masqueraded flows get. auto says that all are asked for that can be had.
+	asked ports
+	snatGiven
+	auto bool
 	// ephemeral is where the kernel takes the ports for sockets that ask for any, and free are those of them that others than we have
 	// not reserved.
 	ephemeral PortRange
@@ -127,9 +133,10 @@ type portShares struct {
 // ephemeral ports. An eighth of what the host can spare is for NodePorts and host ports. Who asks for all that can be had gets none that
 // others have reserved.
 func shareSnat(asked ports, auto bool, ephemeral PortRange, others ports) portShares {
-	s := portShares{asked: asked, snat: asked, auto: auto, ephemeral: ephemeral, free: ephemeral.ports().without(others)}
+	s := portShares{asked: asked, snatGiven: snatGiven{snat: asked}, auto: auto, ephemeral: ephemeral, free: ephemeral.ports().without(others)}
 	if auto {
 		s.snat = asked.without(others)
+		s.privileged = privilegedSnat.ports().without(others).largest(1)
 	}
 	wanted := asked.and(s.free)
 	beyond := wanted.count() - s.spare()*7/8

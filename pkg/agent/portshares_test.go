@@ -91,6 +91,19 @@ func TestPortShares(t *testing.T) {
 	}
 }
 
+// Flows that begin below 1024 get a piece of ports that nobody has reserved, unless the administrator names ports.
+func TestPrivilegedPorts(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		auto         bool
+		others, want string
+	}{{true, "", "665-852"}, {true, "694,700-749", "750-852"}, {true, "1-1023", ""}, {false, "", ""}} {
+		if got := shareSnat(usualSnat.ports(), tt.auto, PortRange{32768, 60999}, portList(t, tt.others)).privileged; got.String() != tt.want {
+			t.Errorf("where others have reserved %q: %s, want %q", tt.others, got, tt.want)
+		}
+	}
+}
+
 // Where netfilter serves NodePorts nobody else could say which have no owner; who names ports gets them.
 func TestPortsBesideNetfilter(t *testing.T) {
 	t.Parallel()
@@ -109,7 +122,7 @@ func TestPortsBesideNetfilter(t *testing.T) {
 		{nil, netfilter.Nothing, "1024-32767,48649-65535", "1024-32767,48649-65535"},
 		{named, netfilter.Translates, "30000-30009", "30000-30009"},
 	} {
-		got := Config{SnatPorts: tt.asked}.snatBeside(tt.level, portList(t, tt.snat))
+		got := Config{SnatPorts: tt.asked}.snatBeside(tt.level, snatGiven{snat: portList(t, tt.snat)}).snat
 		if got.String() != tt.want {
 			t.Errorf("of %s at %v: %s, want %s", tt.snat, tt.level, got, tt.want)
 		}
@@ -164,7 +177,7 @@ func TestEphemeralPortsAreLeft(t *testing.T) {
 	if err != nil || shares.snat != between(58419, 60000) {
 		t.Errorf("the first programs would masquerade to %s, error %v", shares.snat, err)
 	}
-	l.mode.beginWith(shares.snat)
+	l.mode.beginWith(shares.snatGiven)
 	ready(t, l)
 	if l.follow(t, l.complaints.now()) {
 		t.Error("the programs are replaced at once")

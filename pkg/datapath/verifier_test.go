@@ -24,7 +24,7 @@ func configurations() map[string]config.NodeConfig {
 	held := config.PortRange{First: 49152, Count: 16384}
 	node := func(masquerade uint32) config.NodeConfig {
 		return config.NodeConfig{
-			Masquerade: masquerade, Mark: 0x00800000, TunnelPort: 4789, TunnelVNI: 4096, TunnelChecksum: 1, SnatHeld: held,
+			Masquerade: masquerade, Mark: 0x00800000, TunnelPort: 4789, TunnelVNI: 4096, TunnelChecksum: 1, SnatHeld: held, SnatPrivileged: config.PortRange{First: 665, Count: 188},
 			SnatPorts: [config.PortRanges]config.PortRange{{First: 1024, Count: 7000}, {First: 9000, Count: 20000}, {First: 48649, Count: 10000}, {First: 60000, Count: 5536}},
 		}
 	}

@@ -27,9 +27,11 @@ type Outer struct {
 const (
 	// TableName is the name of the table of ours, which has nothing but the rules about Outer packets.
 	TableName = "ebpf-cni"
-	// rawPriority is before conntrack's (NF_IP_PRI_RAW), filterPriority after translation.
+	// rawPriority is before conntrack's (NF_IP_PRI_RAW), filterPriority after translation of destinations, lastPriority after that of
+	// sources.
 	rawPriority    = -300
 	filterPriority = 0
+	lastPriority   = 300
 )
 
 // Table keeps the rules by which netfilter does not track Outer packets, and drops what it has translated to their port. It works
@@ -76,6 +78,7 @@ func (o Outer) chains() []chain {
 	all := []chain{
 		{"prerouting", filterChain, unix.NF_INET_PRE_ROUTING, rawPriority, slices.Concat(o.arriving(), o.toPort(), []*nl.RtAttr{expression("notrack")})},
 		{"output", filterChain, unix.NF_INET_LOCAL_OUT, rawPriority, slices.Concat(o.leaving(), o.toPort(), []*nl.RtAttr{expression("notrack")})},
+		{"postrouting", filterChain, unix.NF_INET_POST_ROUTING, lastPriority, slices.Concat(o.forged(), o.toPort(), []*nl.RtAttr{drop()})},
 	}
 	if o.Translated {
 		all = append(all, chain{"input", filterChain, unix.NF_INET_LOCAL_IN, filterPriority, slices.Concat(o.toPort(), translated(), []*nl.RtAttr{drop()})})
@@ -85,10 +88,31 @@ func (o Outer) chains() []chain {
 
 // arriving matches the destination address, leaving the mark, toPort the protocol and the destination port.
 func (o Outer) arriving() []*nl.RtAttr {
-	offset, address := uint32(16), o.Address.AsSlice() // of daddr in struct iphdr
 	if !o.Address.Is4() {
-		offset = 24 // in struct ipv6hdr
+		return o.addressAt(24) // daddr in struct ipv6hdr
 	}
+	return o.addressAt(16) // daddr in struct iphdr
+}
+
+// forged matches what is forwarded with this node's address as its source over a link without Ethernet, where no program of ours drops
+// it: others would take it for this node's. Its own has the mark, or has come from nowhere.
+func (o Outer) forged() []*nl.RtAttr {
+	source := o.addressAt(12) // saddr in struct iphdr
+	if !o.Address.Is4() {
+		source = o.addressAt(8) // in struct ipv6hdr
+	}
+	zero := make([]byte, 4)
+	return slices.Concat(
+		[]*nl.RtAttr{meta(unix.NFT_META_MARK), masked(binary.NativeEndian.AppendUint32(nil, o.Mark)), compare(unix.NFT_CMP_EQ, zero)},
+		[]*nl.RtAttr{meta(unix.NFT_META_IIF), compare(unix.NFT_CMP_NEQ, zero)},
+		[]*nl.RtAttr{meta(unix.NFT_META_OIFTYPE), compare(unix.NFT_CMP_NEQ, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))},
+		source,
+	)
+}
+
+// addressAt matches the address at an offset of the IP header.
+func (o Outer) addressAt(offset uint32) []*nl.RtAttr {
+	address := o.Address.AsSlice()
 	return []*nl.RtAttr{payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, uint32(len(address))), compare(unix.NFT_CMP_EQ, address)}
 }
 

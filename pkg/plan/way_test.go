@@ -64,10 +64,38 @@ func TestArrivalsOverNoEthernet(t *testing.T) {
 			}
 		}
 	}
+	// The default route leads there by an uplink, and says less than the other table.
+	in.Facts.Routes, in.Facts.Others = in.Facts.Routes[:len(in.Facts.Routes)-1], []KernelRoute{far}
+	in.Facts.Others[0].Table = 52
+	if mask := Make(in).Destinations[destinations.KeyFrom(far.Dst)].Uplinks; mask != 1<<noUplink {
+		t.Errorf("by another table it may come by %b", mask)
+	}
+	in.Facts.Marked = map[int]bool{52: true}
+	if r := Make(in); r.Destinations[destinations.KeyFrom(far.Dst)].Uplinks != 1 || r.Destinations[destinations.KeyFrom(far.Dst)].MTU != 1450 {
+		t.Errorf("a table that takes a mark counts: %+v", r.Destinations[destinations.KeyFrom(far.Dst)])
+	}
+	in.Facts.Routes, in.Facts.Others, in.Facts.Marked = append(in.Facts.Routes, far), nil, nil
 	// A route over an uplink as well may be the one that the node takes.
 	in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: far.Dst, Index: in.Facts.Uplinks[0].Index})
 	if mask := Make(in).Destinations[destinations.KeyFrom(far.Dst)].Uplinks; mask != 1<<in.Facts.Uplinks[0].Bit {
 		t.Errorf("beside a route over an uplink it may come by %b", mask)
+	}
+}
+
+// A node that is reached over a narrow VPN takes IPv6 from no pod: it is off link where pods have IPv6, and says why.
+func TestNarrowOverNoEthernet(t *testing.T) {
+	for _, family := range []wire.Family{wire.IPv4, wire.IPv6} {
+		in := apart(RouteAuto)
+		if family == wire.IPv6 {
+			in = dual(RouteAuto, func(*Input) {})
+		}
+		in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 8, OnLink: true})
+		in.Facts.NotEthernet = withoutEthernet
+		r := Make(in)
+		says := strings.Contains(text(r.Problems), "tailscale0, whose MTU of 1280 is less than the 1330 bytes")
+		if is := r.Peers[1].Way == destinations.None; is != (family == wire.IPv6) || says != is || r.Missing[wire.IPv6] != "" {
+			t.Errorf("with pods of %v the way is %s, problems %v, missing %q", family, r.Peers[1].Way, r.Problems, r.Missing)
+		}
 	}
 }
 
@@ -104,6 +132,11 @@ func TestWays(t *testing.T) {
 			in.Facts.Routes[0] = KernelRoute{Dst: netip.MustParsePrefix("0.0.0.0/0"), Hops: []uint32{7, 8}}
 			in.Facts.NotEthernet = withoutEthernet
 		}, direct, tunnel, 1230, 1230, ""},
+		{"over no Ethernet and Ethernet, the narrower of both", RouteAuto, func(in *Input) {
+			in.Facts.Uplinks[0].MTU = 1400
+			in.Facts.Routes[0] = KernelRoute{Dst: netip.MustParsePrefix("0.0.0.0/0"), Hops: []uint32{7, in.Facts.Uplinks[0].Index}}
+			in.Facts.NotEthernet = withoutEthernet
+		}, direct, tunnel, 1350, 1350, ""},
 		{"over no Ethernet, too narrow", RouteAuto, func(in *Input) {
 			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 7, OnLink: true, MTU: 50})
 			in.Facts.NotEthernet = withoutEthernet

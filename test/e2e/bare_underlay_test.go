@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
@@ -16,10 +17,17 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// bareLink joins two nodes by interfaces without Ethernet, as a VPN does. It counts the tunnel's packets that it carries.
-func bareLink(t *testing.T, a, b *lab.Node) (tunnelled *atomic.Int64) {
+// bareLink joins two nodes by interfaces without Ethernet, as a VPN does, and counts the datagrams that it carries.
+type bareLink struct {
+	tunnelled atomic.Int64
+	marked    [2]atomic.Int64 // of those with markedText, to the tunnel's port and the next
+}
+
+const markedText = "not the tunnel's"
+
+func joinBare(t *testing.T, a, b *lab.Node) *bareLink {
 	t.Helper()
-	tunnelled = new(atomic.Int64)
+	l := &bareLink{}
 	ends := [2]*os.File{openTun(t, a, "vpn0"), openTun(t, b, "vpn0")}
 	carry := func(from, to *os.File) {
 		for packet := make([]byte, 65536); ; {
@@ -27,25 +35,32 @@ func bareLink(t *testing.T, a, b *lab.Node) (tunnelled *atomic.Int64) {
 			if err != nil {
 				return // closed at the test's end
 			}
-			if isTunnels(packet[:n]) {
-				tunnelled.Add(1)
-			}
+			l.count(packet[:n])
 			_, _ = to.Write(packet[:n]) // what the other end refuses is lost, as on any link
 		}
 	}
 	go carry(ends[0], ends[1])
 	go carry(ends[1], ends[0])
-	return tunnelled
+	return l
 }
 
-// isTunnels says whether an IP packet without options, or its first fragment, goes to the tunnel's port.
-func isTunnels(packet []byte) bool {
-	const v4, v6, udp, port = 20, 40, 17, 4789
+// count reads an IP packet without options, or its first fragment.
+func (l *bareLink) count(packet []byte) {
+	const v4, v6, udp = 20, 40, 17
 	header, proto := v4, 9
 	if len(packet) > 0 && packet[0]>>4 == 6 {
 		header, proto = v6, 6
 	}
-	return len(packet) > header+4 && packet[proto] == udp && int(packet[header+2])<<8|int(packet[header+3]) == port
+	if len(packet) < header+4 || packet[proto] != udp {
+		return
+	}
+	port := int(packet[header+2])<<8 | int(packet[header+3])
+	switch {
+	case bytes.HasSuffix(packet, []byte(markedText)):
+		l.marked[port-tunnelPort].Add(1)
+	case port == tunnelPort:
+		l.tunnelled.Add(1)
+	}
 }
 
 // Nodes whose InternalIPs lie over a VPN reach each other's pods by the tunnel, with the MTU that the VPN leaves. By the Ethernet
@@ -56,7 +71,7 @@ func TestTunnelOverNoEthernet(t *testing.T) {
 		t.Run("over "+outer.String(), func(t *testing.T) {
 			t.Parallel()
 			l := lab.ForTest(t, lab.Options{Nodes: 2, Families: families}, drops.WrongUplink)
-			tunnelled := bareLink(t, l.Nodes[0], l.Nodes[1])
+			link := joinBare(t, l.Nodes[0], l.Nodes[1])
 			specs := l.NodeSpecs()
 			for i, node := range l.Nodes {
 				internal := func(i int) netip.Addr {
@@ -78,7 +93,7 @@ func TestTunnelOverNoEthernet(t *testing.T) {
 			for _, f := range families {
 				for _, ends := range [][2]*lab.Pod{{a, b}, {b, a}} {
 					at := serveOver(t, ends[1].Namespace, f)
-					before := tunnelled.Load()
+					before := link.tunnelled.Load()
 					assertReaches(t, ends[0].Namespace, at, ends[0].AddrOf(f))
 					if _, err := ends[0].Transfer(within(t, 20*time.Second), at, 1<<20); err != nil {
 						t.Error(err)
@@ -86,7 +101,7 @@ func TestTunnelOverNoEthernet(t *testing.T) {
 					if _, err := ends[0].UDP(t.Context(), at, 4000); err != nil {
 						t.Error(err)
 					}
-					if tunnelled.Load() == before {
+					if link.tunnelled.Load() == before {
 						t.Errorf("to %s nothing came through the tunnel over the VPN", at)
 					}
 				}
@@ -95,6 +110,7 @@ func TestTunnelOverNoEthernet(t *testing.T) {
 			for _, f := range families {
 				assertNotForged(t, l, f, a, b)
 			}
+			link.assertNotTunnels(t, l, outer, a)
 		})
 	}
 }
@@ -125,5 +141,28 @@ func assertNotForged(t *testing.T, l *lab.Lab, f wire.Family, to, as *lab.Pod) {
 	}
 	if n, from, err := server.ReadFromUDPAddrPort(make([]byte, 100)); err == nil {
 		t.Errorf("the pod got %d bytes from %s", n, from)
+	}
+}
+
+// assertNotTunnels has a pod send to the tunnel's port by a rule that gives it its node's address on the VPN: the far end would take
+// what is inside for the node's.
+func (l *bareLink) assertNotTunnels(t *testing.T, in *lab.Lab, f wire.Family, pod *lab.Pod) {
+	t.Helper()
+	node, to := in.Nodes[0], netip.MustParseAddr("100.64.0.9")
+	iptables := "iptables-nft"
+	if f == wire.IPv6 {
+		to, iptables = netip.MustParseAddr("fd64::9"), "ip6tables-nft"
+	}
+	runOn(t, node, iptables, "-t", "nat", "-A", "POSTROUTING", "-o", "vpn0", "-j", "MASQUERADE")
+	runOn(t, node, "ip", "route", "add", to.String(), "dev", "vpn0")
+	own, other := dialUDP(t, pod.Namespace, 0, netip.AddrPortFrom(to, tunnelPort)), dialUDP(t, pod.Namespace, 0, netip.AddrPortFrom(to, tunnelPort+1))
+	eventually(t, answerLimit, "datagrams to another port pass", func() bool {
+		for _, conn := range []*net.UDPConn{own, other} {
+			_, _ = conn.Write([]byte(markedText)) // an error is that of one before
+		}
+		return l.marked[1].Load() > 3
+	})
+	if n := l.marked[0].Load(); n > 0 {
+		t.Errorf("%d datagrams of the pod's went to the tunnel's port over the VPN", n)
 	}
 }

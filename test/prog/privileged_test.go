@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"maps"
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
@@ -20,22 +21,37 @@ func begins(proto wire.Protocol, src string, sport uint16, dst string, dport uin
 	return udp(src, sport, dst, dport)
 }
 
-// A source port below 1024 is changed to one below 1024, as servers of NFS want it, while there is one.
+// A source port below 1024 is changed to one below 1024, as servers of NFS want it, while the pod's half of these is not used up. Another
+// pod has another half.
 func TestPrivilegedPorts(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
-		b := newBed(t, f, withPorts(50000, 50099), withPrivilegedPorts(665, 668))
+		b := newBed(t, f, withPorts(50000, 50099), withPrivilegedPorts(665, 672))
 		for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
-			for i, sport := range []uint16{1, 700, 1023, 665, 666, 667} {
-				p := begins(proto, podA, sport, world, 2049)
-				r := b.fromPod(p).is("forwarded").valid()
-				b.fromUplink(answer(r, p)).is("delivered").flow(reversed(describeView(p))).valid()
-				if port := r.view().sport; (port >= 665 && port <= 668) != (i < 4) || i >= 4 && port < 50000 {
-					t.Errorf("flow %d of %v from port %d leaves from %d", i+1, proto, sport, port)
+			taken := map[string]map[uint16]bool{podA: {}, podB: {}}
+			for pod, ports := range taken {
+				for i, sport := range []uint16{1, 700, 1023, 665, 666, 667} {
+					p := begins(proto, pod, sport, world, 2049)
+					r := b.fromPod(p).is("forwarded").valid()
+					b.fromUplink(answer(r, p)).is("delivered").flow(reversed(describeView(p))).valid()
+					port := r.view().sport
+					if ports[port] = true; i >= 2 && len(ports) == i+1 && port >= 50000 {
+						continue
+					}
+					if port < 665 || port > 672 {
+						t.Errorf("flow %d of %v from port %d leaves from %d", i+1, proto, sport, port)
+					}
 				}
+				maps.DeleteFunc(ports, func(port uint16, _ bool) bool { return port >= 50000 })
+				if len(ports) > 4 || len(ports) == 0 {
+					t.Errorf("%s has the ports %v for %v", pod, ports, proto)
+				}
+			}
+			if maps.Equal(taken[podA], taken[podB]) {
+				t.Errorf("both pods have %v", taken[podA])
 			}
 			b.fromPod(begins(proto, podA, 1024, world2, 2049)).is("forwarded").valid()
 		}
-		for _, p := range []packet{ping(podB, 700, world), tcp(podB, 1024, world, 2049, syn), udp(podB, 1024, world, 2049)} {
+		for _, p := range []packet{ping(podC, 700, world), tcp(podC, 1024, world, 2049, syn), udp(podC, 1024, world, 2049)} {
 			if r := b.fromPod(p).is("forwarded"); r.view().sport < 50000 {
 				t.Errorf("%v left as %v", describeView(p), r.view())
 			}
@@ -43,24 +59,37 @@ func TestPrivilegedPorts(t *testing.T) {
 	})
 }
 
-// Where pods have all privileged ports that they may, the node's own flow gets one of others.
+// The node's own flow gets one of ports that no pod can have.
 func TestPrivilegedPortsOfTheNode(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
-		b := newBed(t, f, withPorts(50000, 50099), withPrivilegedPorts(665, 668))
+		b := newBed(t, f, withPorts(50000, 50099), withPrivilegedPorts(665, 666))
 		for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
-			for sport := range uint16(4) {
-				b.fromPod(begins(proto, podA, 1+sport, world, 2049)).is("forwarded")
-			}
-			for sport := range uint16(4) {
-				p := begins(proto, nodeIP, 665+sport, world, 2049)
+			for _, pod := range []string{podA, podB} {
+				port := b.fromPod(begins(proto, pod, 1, world, 2049)).is("forwarded").view().sport
+				if port > 666 {
+					continue // the two share their half
+				}
+				p := begins(proto, nodeIP, port, world, 2049)
 				r := b.toUplink(p).is("stack").valid()
-				if port := r.view().sport; port <= 668 || port > 1023 {
-					t.Errorf("the node's flow of %v from port %d leaves from %d", proto, p.sport, port)
+				if got := r.view().sport; got <= 666 || got > 1023 {
+					t.Errorf("the node's flow of %v from port %d leaves from %d", proto, p.sport, got)
 				}
 				b.fromUplink(answer(r, p)).is("stack").flow(reversed(describeView(p))).valid()
 			}
 			p := begins(proto, nodeIP, 900, world, 2049)
 			b.toUplink(p).is("stack").flow(describeView(p).String())
+		}
+	})
+}
+
+// A client outside has a port below 1024 by its own word alone.
+func TestPrivilegedPortsNotOfClientsOutside(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices, withPorts(50000, 50099), withPrivilegedPorts(665, 852))
+		b.serve(vip, 2049, wire.TCP, remote+":2049").nodePort(30049, 0)
+		r := b.fromUplink(tcp(world, 700, nodeIP, 30049, syn)).is("forwarded").valid()
+		if port := r.view().sport; port < 50000 {
+			t.Errorf("left as %v", r.view())
 		}
 	})
 }

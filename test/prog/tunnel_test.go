@@ -391,3 +391,15 @@ func TestToTunnelWritesTheInnerMAC(t *testing.T) {
 		}
 	})
 }
+
+// Nobody outside sends to a tunnel's port as this node: the stack would forward it to a node that is reached over a link without our
+// programs, which takes it for this node's.
+func TestOuterPacketsAsThisNode(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for _, to := range []string{nodeIP, node2IP, beyond, world} {
+			b.fromUplink(udp(nodeIP, 4000, to, tunnelPort)).is("drop SPOOFED_SOURCE")
+			b.fromUplink(udp(node2IP, 4000, to, tunnelPort)).is("stack")
+		}
+	})
+}
