@@ -206,17 +206,21 @@ func (b *builder) node(a netip.Addr, w way) {
 // noUplink is the number of a mask by which no uplink is meant, as long as there are no more of them than numbers.
 const noUplink = uplinks.Bits - 1
 
-// arrivals is a mask of the uplinks by which a node with that address may send. With an empty one it might by each, also where it is
-// reached over a link that is none of them. There, a default route over an uplink leads to it no more.
+// arrivals is a mask of the uplinks by which a node with that address may send. With an empty one it might by each: so where the route
+// leads over a link that is none of them, or is an unreachable one, it says so. A wider route of another table counts as long as there is
+// none that leads over a link without Ethernet.
 func (b *builder) arrivals(a netip.Addr) uint64 {
 	bare, bits := b.notEthernet(a)
 	if bare.Name == "" {
-		return b.masks.around(host(a), 0)
+		bits = 0
 	}
 	if mask := b.masks.around(host(a), bits); mask != 0 {
 		return mask
 	}
-	return 1 << noUplink
+	if _, known := b.route(a); known || bare.Name != "" {
+		return 1 << noUplink
+	}
+	return 0
 }
 
 // podCIDR adds the way to a podCIDR of another node. Without one the kernel

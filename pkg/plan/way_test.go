@@ -74,7 +74,12 @@ func TestArrivalsOverNoEthernet(t *testing.T) {
 	if r := Make(in); r.Destinations[destinations.KeyFrom(far.Dst)].Uplinks != 1 || r.Destinations[destinations.KeyFrom(far.Dst)].MTU != 1450 {
 		t.Errorf("a table that takes a mark counts: %+v", r.Destinations[destinations.KeyFrom(far.Dst)])
 	}
-	in.Facts.Routes, in.Facts.Others, in.Facts.Marked = append(in.Facts.Routes, far), nil, nil
+	// The VPN's route is gone, and an unreachable one keeps its packets from the default route.
+	in.Facts.Routes, in.Facts.Others, in.Facts.Marked = append(in.Facts.Routes, KernelRoute{Dst: far.Dst}), nil, nil
+	if mask := Make(in).Destinations[destinations.KeyFrom(far.Dst)].Uplinks; mask != 1<<noUplink {
+		t.Errorf("beside an unreachable route it may come by %b", mask)
+	}
+	in.Facts.Routes[len(in.Facts.Routes)-1] = far
 	// A route over an uplink as well may be the one that the node takes.
 	in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: far.Dst, Index: in.Facts.Uplinks[0].Index})
 	if mask := Make(in).Destinations[destinations.KeyFrom(far.Dst)].Uplinks; mask != 1<<in.Facts.Uplinks[0].Bit {
