@@ -63,7 +63,8 @@ struct node_config {
 	__u32 mark;       /* skb mark bit of packets that our programs have sent out or translated */
 	struct port_range snat_ports[SNAT_PORT_RANGES]; /* ports to masquerade to */
 	struct port_range snat_held; /* ports that flows may hold which given_ports does not have: of older builds */
-	/* Ports for pods' flows that begin with one below 1024. From their end on lie the node's. None: these get any. */
+	/* Ports for pods' flows that begin with one below 1024. From their end on lie the node's. None: these get any.
+	 */
 	struct port_range snat_privileged;
 	__u32 snat_entries; /* capacities of the flow tables */
 	__u32 conntrack_entries;

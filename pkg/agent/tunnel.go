@@ -287,7 +287,7 @@ func (c *tunnelController) writeRules(s *state) error {
 		if !a.IsValid() || !s.view.used[f] {
 			continue
 		}
-		want := netfilter.Outer{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark, Translated: c.mode.found > netfilter.Nothing}
+		want := netfilter.Outer{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark, Device: tunnelName, Translated: c.mode.found > netfilter.Nothing}
 		wrote, err := c.tables[f].Ensure(time.Now(), want)
 		switch {
 		case errors.Is(err, netfilter.ErrNoExpression) && !want.Translated: // nobody gets in; netfilter's table of connections has more to hold

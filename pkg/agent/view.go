@@ -266,13 +266,13 @@ func (v *view) ruledBySource() map[int][]netip.Prefix {
 	return sources
 }
 
-// ruledByMark are the tables that rules lead to by a packet's mark alone.
-func (v *view) ruledByMark() map[int]bool {
+// ruledInPart are the tables that all rules lead only a part of the host's own packets to.
+func (v *view) ruledInPart() map[int]bool {
 	tables := v.tables()
 	for _, r := range v.rules {
-		tables[r.Table] = tables[r.Table] && r.Marks != 0
+		tables[r.Table] = tables[r.Table] && r.InPart
 	}
-	maps.DeleteFunc(tables, func(_ int, marked bool) bool { return !marked })
+	maps.DeleteFunc(tables, func(_ int, inPart bool) bool { return !inPart })
 	return tables
 }
 
@@ -298,7 +298,7 @@ func (v *view) facts() plan.Facts {
 	for _, r := range v.others {
 		f.Others = append(f.Others, kernelRoute(r))
 	}
-	f.Sources, f.Marked = v.ruledBySource(), v.ruledByMark()
+	f.Sources, f.InPart = v.ruledBySource(), v.ruledInPart()
 	for _, p := range v.policies {
 		f.Policies = append(f.Policies, plan.Policy{Src: p.Src.Masked(), Dst: p.Dst.Masked(), Out: p.Out, Required: p.Required})
 	}
@@ -327,7 +327,7 @@ func (v *view) everybodys() []netip.Prefix {
 }
 
 func kernelRoute(r device.Route) plan.KernelRoute {
-	k := plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), Via: r.Gateway, Src: r.Source, MTU: uint32(r.MTU), Table: r.Table, HopVias: r.HopGateways}
+	k := plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), Via: r.Gateway, Src: r.Source, MTU: uint32(r.MTU), Table: r.Table, HopVias: r.HopGateways, Unreachable: r.Unreachable}
 	k.OnLink = !r.Gateway.IsValid() && r.Index != 0 && !r.Unreachable && r.Encap == 0
 	for _, hop := range r.Hops {
 		k.Hops = append(k.Hops, uint32(hop))

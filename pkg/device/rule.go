@@ -19,6 +19,9 @@ type Rule struct {
 	Unseen string
 	// Marks are the bits of a packet's mark that the rule asks for, set or not. Lookups of the programs are for mark 0.
 	Marks uint32
+	// InPart says that it does not match each packet that the host itself sends without a mark: it asks for a mark, an interface, a protocol,
+	// a user or a TOS value.
+	InPart bool
 	// From is the only prefix that sources which the rule matches are in; invalid: there is none.
 	From netip.Prefix
 }
@@ -86,13 +89,15 @@ func parseRule(m []byte) (r Rule, err error) {
 		return r, fmt.Errorf("list routing rules: %w", err)
 	}
 	r.Table = int(head.Table)
+	inverted := head.Flags&unix.FIB_RULE_INVERT != 0
 	if head.Tos != 0 {
-		r.Unseen = "a TOS value"
+		r.Unseen, r.InPart = "a TOS value", !inverted
 	}
 	for _, a := range attrs {
 		kind := a.Attr.Type & nl.NLA_TYPE_MASK
+		r.InPart = r.InPart || isInPart(kind, a.Value, inverted)
 		switch {
-		case kind == unix.FRA_SRC && head.Flags&unix.FIB_RULE_INVERT == 0:
+		case kind == unix.FRA_SRC && !inverted:
 			addr, _ := netip.AddrFromSlice(a.Value)
 			r.From = netip.PrefixFrom(addr, int(head.Src_len))
 		case kind == unix.FRA_PRIORITY && len(a.Value) == 4:
@@ -109,6 +114,21 @@ func parseRule(m []byte) (r Rule, err error) {
 		}
 	}
 	return r, nil
+}
+
+// isInPart says so of one attribute of a rule. What the host sends comes from the interface lo.
+func isInPart(kind uint16, value []byte, inverted bool) bool {
+	switch kind {
+	case unix.FRA_FWMARK:
+		unmarked := len(value) == 4 && binary.NativeEndian.Uint32(value) == 0
+		return unmarked == inverted
+	case unix.FRA_IIFNAME:
+		lo := unix.ByteSliceToString(value) == "lo"
+		return lo == inverted
+	case unix.FRA_OIFNAME, unix.FRA_IP_PROTO, unix.FRA_UID_RANGE:
+		return !inverted
+	}
+	return false
 }
 
 // sourcePriority is the priority of source rules, just before the main table's. The kernel puts rules that are added without a priority

@@ -38,24 +38,29 @@ func TestRules(t *testing.T) {
 		change func(*netlink.Rule)
 		want   string
 		marks  uint32
+		inPart bool
 	}{
-		{func(r *netlink.Rule) { r.Src = prefix }, "", 0},
-		{func(r *netlink.Rule) { r.Dst = prefix }, "", 0},
-		{func(r *netlink.Rule) { r.Src, r.Invert = prefix, true }, "", 0},
-		{func(r *netlink.Rule) { r.IifName = "lo" }, "", 0},
-		{func(r *netlink.Rule) { r.OifName = "lo" }, "", 0},
-		{func(r *netlink.Rule) { r.IPProto = unix.IPPROTO_TCP }, "", 0},
-		{func(r *netlink.Rule) { r.UIDRange = netlink.NewRuleUIDRange(0, 1000) }, "", 0},
-		{func(r *netlink.Rule) { r.Mark = 0x10 }, "", ^uint32(0)},
-		{func(r *netlink.Rule) { r.Mark, r.Mask, r.Invert = 0x10, &mask, true }, "", mask},
-		{func(r *netlink.Rule) { r.Tos = 0x10 }, "a TOS value", 0},
+		{func(r *netlink.Rule) { r.Src = prefix }, "", 0, false},
+		{func(r *netlink.Rule) { r.Dst = prefix }, "", 0, false},
+		{func(r *netlink.Rule) { r.Src, r.Invert = prefix, true }, "", 0, false},
+		{func(r *netlink.Rule) { r.IifName = "lo" }, "", 0, false},
+		{func(r *netlink.Rule) { r.IifName, r.Invert = "lo", true }, "", 0, true},
+		{func(r *netlink.Rule) { r.IifName = "eth7" }, "", 0, true},
+		{func(r *netlink.Rule) { r.IifName, r.Invert = "eth7", true }, "", 0, false},
+		{func(r *netlink.Rule) { r.OifName = "lo" }, "", 0, true},
+		{func(r *netlink.Rule) { r.IPProto = unix.IPPROTO_TCP }, "", 0, true},
+		{func(r *netlink.Rule) { r.UIDRange = netlink.NewRuleUIDRange(0, 1000) }, "", 0, true},
+		{func(r *netlink.Rule) { r.Mark = 0x10 }, "", ^uint32(0), true},
+		{func(r *netlink.Rule) { r.Mark, r.Mask, r.Invert = 0x10, &mask, true }, "", mask, false},
+		{func(r *netlink.Rule) { r.Mask = &mask }, "", mask, false},
+		{func(r *netlink.Rule) { r.Tos = 0x10 }, "a TOS value", 0, true},
 		{func(r *netlink.Rule) {
 			r.IPProto, r.Dport = unix.IPPROTO_UDP, netlink.NewRulePortRange(53, 53)
-		}, "a destination port", 0},
+		}, "a destination port", 0, true},
 		{func(r *netlink.Rule) {
 			r.IPProto, r.Sport = unix.IPPROTO_TCP, netlink.NewRulePortRange(80, 90)
-		}, "a source port", 0},
-		{func(r *netlink.Rule) { r.Src, r.Mark = prefix, 16 }, "", ^uint32(0)},
+		}, "a source port", 0, true},
+		{func(r *netlink.Rule) { r.Src, r.Mark = prefix, 16 }, "", ^uint32(0), true},
 	} {
 		rule := netlink.NewRule()
 		rule.Family, rule.Priority, rule.Table = unix.AF_INET, 100, 77
@@ -67,7 +72,7 @@ func TestRules(t *testing.T) {
 		if rule.Src != nil && !rule.Invert {
 			from = netip.MustParsePrefix("10.1.0.0/16")
 		}
-		if diff := cmp.Diff([]Rule{before[0], {100, 77, c.want, c.marks, from}, before[1], before[2]}, rules, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+		if diff := cmp.Diff([]Rule{before[0], {100, 77, c.want, c.marks, c.inPart, from}, before[1], before[2]}, rules, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", rule, diff)
 		}
 		must(t, netlink.RuleDel(rule))

@@ -18,6 +18,8 @@ type Outer struct {
 	Address netip.Addr
 	Port    uint16 // host byte order
 	Mark    uint32
+	// Device is the name of the tunnel's, by which its outer packets come.
+	Device string
 	// Translated says that netfilter translates destinations on this node. What becomes a packet to the port by that is no
 	// node's: as a pod sent it to another port, nobody minded that it got its node's address. To ask netfilter has the
 	// kernel track connections, if nothing else has.
@@ -95,16 +97,17 @@ func (o Outer) arriving() []*nl.RtAttr {
 }
 
 // forged matches what is forwarded with this node's address as its source over a link without Ethernet, where no program of ours drops
-// it: others would take it for this node's. Its own has the mark, or has come from nowhere.
+// it: others would take it for this node's. Its own comes by the tunnel's device, or from nowhere.
 func (o Outer) forged() []*nl.RtAttr {
 	source := o.addressAt(12) // saddr in struct iphdr
 	if !o.Address.Is4() {
 		source = o.addressAt(8) // in struct ipv6hdr
 	}
-	zero := make([]byte, 4)
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, o.Device)
 	return slices.Concat(
-		[]*nl.RtAttr{meta(unix.NFT_META_MARK), masked(binary.NativeEndian.AppendUint32(nil, o.Mark)), compare(unix.NFT_CMP_EQ, zero)},
-		[]*nl.RtAttr{meta(unix.NFT_META_IIF), compare(unix.NFT_CMP_NEQ, zero)},
+		[]*nl.RtAttr{meta(unix.NFT_META_IIF), compare(unix.NFT_CMP_NEQ, make([]byte, 4))},
+		[]*nl.RtAttr{meta(unix.NFT_META_IIFNAME), compare(unix.NFT_CMP_NEQ, name)},
 		[]*nl.RtAttr{meta(unix.NFT_META_OIFTYPE), compare(unix.NFT_CMP_NEQ, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))},
 		source,
 	)

@@ -15,7 +15,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-var outer = Outer{Address: netip.MustParseAddr("10.0.0.1"), Port: 4789, Mark: 0x00800000, Translated: true}
+var outer = Outer{Address: netip.MustParseAddr("10.0.0.1"), Port: 4789, Mark: 0x00800000, Device: "ec-vxlan", Translated: true}
 
 // listed is what nft shows of the table; empty: it is not there.
 func listed() string {
@@ -43,7 +43,7 @@ func TestTableIsKept(t *testing.T) {
 		"ip daddr 10.0.0.1 udp dport 4789 notrack", "meta mark & 0x00800000 != 0x00000000 udp dport 4789 notrack",
 		"type filter hook prerouting priority raw", "type filter hook output priority raw",
 		"type filter hook input priority filter", "udp dport 4789 ct status dnat drop",
-		"type filter hook postrouting priority 300", "meta mark & 0x00800000 == 0x00000000", "oiftype != ether ip saddr 10.0.0.1 udp dport 4789 drop",
+		"type filter hook postrouting priority 300", "iifname != \"ec-vxlan\" meta oiftype != ether ip saddr 10.0.0.1 udp dport 4789 drop",
 	} {
 		if !strings.Contains(good, rule) {
 			t.Errorf("there is no %q in\n%s", rule, good)

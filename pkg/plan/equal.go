@@ -10,7 +10,7 @@ import (
 func (f Facts) Equal(o Facts) bool {
 	return slices.Equal(f.Local, o.Local) && maps.Equal(f.Holders, o.Holders) && maps.EqualFunc(f.NotEthernet, o.NotEthernet, Link.equal) && slices.EqualFunc(f.Uplinks, o.Uplinks, Link.equal) &&
 		slices.EqualFunc(f.Routes, o.Routes, KernelRoute.equal) && slices.EqualFunc(f.Others, o.Others, KernelRoute.equal) &&
-		maps.EqualFunc(f.Sources, o.Sources, slices.Equal[[]netip.Prefix]) && maps.Equal(f.Marked, o.Marked) &&
+		maps.EqualFunc(f.Sources, o.Sources, slices.Equal[[]netip.Prefix]) && maps.Equal(f.InPart, o.InPart) &&
 		slices.Equal(f.Addresses, o.Addresses) && slices.Equal(f.Recent, o.Recent) && slices.Equal(f.Broadcast, o.Broadcast) && slices.Equal(f.Policies, o.Policies) &&
 		f.RoutesToStack == o.RoutesToStack && f.Tunnel == o.Tunnel && f.Lacks == o.Lacks && slices.Equal(f.Endpoints, o.Endpoints) &&
 		slices.EqualFunc(f.Bridges, o.Bridges, Bridge.equal)
@@ -21,7 +21,7 @@ func (l Link) equal(o Link) bool {
 }
 
 func (r KernelRoute) equal(o KernelRoute) bool {
-	return r.Dst == o.Dst && r.Index == o.Index && r.OnLink == o.OnLink && r.Via == o.Via && r.MTU == o.MTU && r.Table == o.Table && r.Src == o.Src && slices.Equal(r.Hops, o.Hops) && slices.Equal(r.HopVias, o.HopVias)
+	return r.Dst == o.Dst && r.Index == o.Index && r.OnLink == o.OnLink && r.Unreachable == o.Unreachable && r.Via == o.Via && r.MTU == o.MTU && r.Table == o.Table && r.Src == o.Src && slices.Equal(r.Hops, o.Hops) && slices.Equal(r.HopVias, o.HopVias)
 }
 
 // Equal reports whether the same is in force.

@@ -359,7 +359,7 @@ func (j *judge) route(a netip.Addr) (KernelRoute, bool) { return j.routes.Lookup
 
 // notEthernet finds the link without an Ethernet header that this node reaches an address over, and how long the route's prefix is. The
 // link's MTU is the least of it, of others that the route leads over, and of the route; without a name, there is no such link. A route of
-// another table counts if it says more than the main table's, unless rules lead there by a packet's source or mark alone.
+// another table counts if it says more than the main table's, unless rules lead there by a packet's source alone, or a part of the packets.
 func (j *judge) notEthernet(a netip.Addr) (l Link, bits int) {
 	if len(j.in.Facts.NotEthernet) == 0 {
 		return l, 0
@@ -367,7 +367,8 @@ func (j *judge) notEthernet(a netip.Addr) (l Link, bits int) {
 	if j.others == nil {
 		j.others = &bart.Table[KernelRoute]{}
 		for _, r := range j.in.Facts.Others {
-			if _, bySource := j.in.Facts.Sources[r.Table]; !bySource && !j.in.Facts.Marked[r.Table] {
+			_, bySource := j.in.Facts.Sources[r.Table]
+			if _, there := j.others.Get(r.Dst); !there && !bySource && !j.in.Facts.InPart[r.Table] {
 				j.others.Insert(r.Dst, r)
 			}
 		}

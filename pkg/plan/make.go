@@ -206,9 +206,8 @@ func (b *builder) node(a netip.Addr, w way) {
 // noUplink is the number of a mask by which no uplink is meant, as long as there are no more of them than numbers.
 const noUplink = uplinks.Bits - 1
 
-// arrivals is a mask of the uplinks by which a node with that address may send. With an empty one it might by each: so where the route
-// leads over a link that is none of them, or is an unreachable one, it says so. A wider route of another table counts as long as there is
-// none that leads over a link without Ethernet.
+// arrivals is a mask of the uplinks by which a node with that address may send. With an empty one it might by each. So where the route leads
+// over a link without Ethernet, or nowhere, it says that it is none. Wider routes of other tables count unless the former is known.
 func (b *builder) arrivals(a netip.Addr) uint64 {
 	bare, bits := b.notEthernet(a)
 	if bare.Name == "" {
@@ -217,7 +216,7 @@ func (b *builder) arrivals(a netip.Addr) uint64 {
 	if mask := b.masks.around(host(a), bits); mask != 0 {
 		return mask
 	}
-	if _, known := b.route(a); known || bare.Name != "" {
+	if r, known := b.route(a); bare.Name != "" || known && r.Unreachable && r.Dst.Bits() > 0 {
 		return 1 << noUplink
 	}
 	return 0

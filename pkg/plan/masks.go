@@ -24,6 +24,9 @@ func newRouteMasks(f Facts) routeMasks {
 			if tables[r.Table] == nil {
 				tables[r.Table] = &bart.Table[uint64]{}
 			}
+			if r.Unreachable && r.Dst.Bits() == 0 { // many hosts have one of IPv6 for when there is no default route
+				continue
+			}
 			mask := bits[r.Index]
 			for _, hop := range r.Hops {
 				mask |= bits[hop]

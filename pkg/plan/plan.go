@@ -40,6 +40,8 @@ type KernelRoute struct {
 	Index uint32
 	// OnLink says that there is no gateway: the destination is on that link.
 	OnLink bool
+	// Unreachable says that packets are answered with an ICMP error.
+	Unreachable bool
 	// Via is the gateway, if there is one.
 	Via netip.Addr
 	// MTU is that of the route itself, in bytes of IP packet; 0: it has none.
@@ -77,8 +79,8 @@ type Facts struct {
 	Others []KernelRoute
 	// Sources are, of tables that rules lead to by a packet's source alone, the sources.
 	Sources map[int][]netip.Prefix
-	// Marked are the tables that rules lead to by a packet's mark alone.
-	Marked map[int]bool
+	// InPart are the tables that rules lead only a part of the host's own packets to, such as those with a mark.
+	InPart map[int]bool
 	// Addresses are those that packets can have as their source, by link, and as the kernel has them there.
 	Addresses []Address
 	// Recent are those that flows keep for a moment, unless the uplink has another of the family.

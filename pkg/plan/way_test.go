@@ -27,6 +27,10 @@ func TestWaysWithoutTheDefaultRoute(t *testing.T) {
 	if len(now.Problems) != 1 || now.Problems[0].Reason != OffLink || !strings.Contains(now.Problems[0].Text, "leads to InternalIP 203.0.113.13") {
 		t.Errorf("problems %v", now.Problems)
 	}
+	in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("0.0.0.0/0"), Unreachable: true})
+	if again := Make(in); !maps.Equal(before.Destinations, again.Destinations) {
+		t.Errorf("with an unreachable route in its place: %s", cmp.Diff(dump(before), dump(again)))
+	}
 	in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("0.0.0.0/0"), Index: 7})
 	if p := Make(in).Peers[1]; p.Way != destinations.None {
 		t.Errorf("with a default route over no uplink the way is %s", p.Way)
@@ -70,12 +74,12 @@ func TestArrivalsOverNoEthernet(t *testing.T) {
 	if mask := Make(in).Destinations[destinations.KeyFrom(far.Dst)].Uplinks; mask != 1<<noUplink {
 		t.Errorf("by another table it may come by %b", mask)
 	}
-	in.Facts.Marked = map[int]bool{52: true}
+	in.Facts.InPart = map[int]bool{52: true}
 	if r := Make(in); r.Destinations[destinations.KeyFrom(far.Dst)].Uplinks != 1 || r.Destinations[destinations.KeyFrom(far.Dst)].MTU != 1450 {
 		t.Errorf("a table that takes a mark counts: %+v", r.Destinations[destinations.KeyFrom(far.Dst)])
 	}
 	// The VPN's route is gone, and an unreachable one keeps its packets from the default route.
-	in.Facts.Routes, in.Facts.Others, in.Facts.Marked = append(in.Facts.Routes, KernelRoute{Dst: far.Dst}), nil, nil
+	in.Facts.Routes, in.Facts.Others, in.Facts.InPart = append(in.Facts.Routes, KernelRoute{Dst: far.Dst, Unreachable: true}), nil, nil
 	if mask := Make(in).Destinations[destinations.KeyFrom(far.Dst)].Uplinks; mask != 1<<noUplink {
 		t.Errorf("beside an unreachable route it may come by %b", mask)
 	}

@@ -146,12 +146,12 @@ func TestPrivilegedSourcePorts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer stream.Close()
+		t.Cleanup(func() { stream.Close() })
 		datagrams, err := pod.DialUDP(to, 700)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer datagrams.Close()
+		t.Cleanup(func() { datagrams.Close() })
 		for proto, port := range map[string]uint16{"TCP": stream.Seen.Port(), "UDP": echoFrom(t, datagrams)} {
 			if port < 665 || port > 852 {
 				t.Errorf("over %v the server sees port %d of %s", f, port, proto)
