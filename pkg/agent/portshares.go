@@ -130,8 +130,8 @@ type portShares struct {
 }
 
 // shareSnat decides which ports to masquerade to: of those asked for as many as leave the host enough, which keeps the lowest of its
-// ephemeral ports. An eighth of what the host can spare is for NodePorts and host ports. Who asks for all that can be had gets none that
-// others have reserved.
+// ephemeral ports. An eighth of what the host can spare is for NodePorts and host ports. With auto, the ports that the administrator has
+// reserved are left out.
 func shareSnat(asked ports, auto bool, ephemeral PortRange, others ports) portShares {
 	s := portShares{asked: asked, snatGiven: snatGiven{snat: asked}, auto: auto, ephemeral: ephemeral, free: ephemeral.ports().without(others)}
 	if auto {

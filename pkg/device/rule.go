@@ -116,7 +116,7 @@ func parseRule(m []byte) (r Rule, err error) {
 	return r, nil
 }
 
-// isInPart says so of one attribute of a rule. What the host sends comes from the interface lo.
+// isInPart says so of one attribute of a rule. The input interface of the host's own packets is lo.
 func isInPart(kind uint16, value []byte, inverted bool) bool {
 	switch kind {
 	case unix.FRA_FWMARK:
