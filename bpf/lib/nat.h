@@ -133,7 +133,7 @@ EC_INLINE __u32 nat_random_privileged_port(__u32 ifindex)
 {
 	__u32 first = cfg.snat_privileged.first, count = cfg.snat_privileged.count, random = bpf_get_prandom_u32();
 
-	/* The factor is odd and no multiple of a small prime: neighbours begin far apart. */
+	/* The factor is a prime, so pods with neighbouring numbers begin far apart. */
 	if (ifindex)
 		return first + (ifindex * 61 + random % ((count + 1) / 2)) % count;
 	return first + count + random % (NAT_UNPRIVILEGED_PORTS - first - count);

@@ -295,7 +295,7 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 	__u32 tries = open_tries(scratch);
 	long tried;
 
-	/* Not of clients outside, whose privileges nobody knows. */
+	/* This node cannot know the privileges of clients outside. */
 	s.privileged = open_masquerades(scratch) && !holder_is_outside(owner->ifindex, owner->flags) &&
 		       nat_is_privileged(scratch->pkt.tuple.proto, bpf_ntohs(scratch->pkt.tuple.sport));
 

@@ -67,7 +67,8 @@ type Value struct {
 	// NeighbourChecked is when the programs last saw Node resolve, or asked for LearntMTU (CLOCK_MONOTONIC, ns); the
 	// agent writes 0.
 	NeighbourChecked uint64
-	// Uplinks has the bits of the uplinks through which this host has a route to a PodCIDR, Node or Native.
+	// Uplinks has the bits of the uplinks through which this host has a route to a PodCIDR, Node or Native. Without any, packets from there may
+	// arrive by each uplink. The highest bit alone stands for no uplink, as long as there are fewer than 64.
 	Uplinks uint64
 	// MAC is the inner Ethernet address behind the tunnel; zero: the node takes any.
 	MAC wire.MAC

@@ -46,8 +46,8 @@ var (
 	usualSnat = PortRange{1024, 65535}
 	// usualNodePorts are those that an API server gives to NodePorts unless its --service-node-port-range says otherwise.
 	usualNodePorts = PortRange{30000, 32767}
-	// privilegedSnat are for flows that begin below 1024, unless the administrator says which ports are masqueraded to: above those that a node's management controller may take off the wire (623, 664),
-	// below that of DNS over TLS. Kernels open NFS mounts from 665 to 1023.
+	// privilegedSnat are for flows that begin below 1024, with --snat-ports auto. A node's management controller may take packets to the ports
+	// 623 and 664 off the wire, and 853 is that of DNS over TLS. Kernels open NFS mounts from 665 to 1023.
 	privilegedSnat = PortRange{665, 852}
 	// olderSnat were those of builds that do not note in given_ports which they give.
 	olderSnat = PortRange{49152, 65535}
@@ -64,8 +64,8 @@ func (c Config) snatPorts() (p ports) {
 	return p
 }
 
-// snatBeside are the ports of these that programs masquerade to at a level. Where netfilter serves NodePorts, neither a socket nor an entry of ours
-// says that one is taken.
+// snatBeside are the ports of these that programs masquerade to at a level. If netfilter serves NodePorts, neither a socket nor an entry of
+// ours shows that one is taken.
 func (c Config) snatBeside(l netfilter.Level, given snatGiven) snatGiven {
 	if len(c.SnatPorts) == 0 && l == netfilter.Translates {
 		given.snat = given.snat.without(usualNodePorts.ports()).largest(config.PortRanges)
