@@ -62,9 +62,13 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
+// ErrForeign is returned (wrapped) by Prepare when somebody else has made one of the directories.
+var ErrForeign = errors.New("not a directory of root's")
+
 // Prepare creates the pin directory and those below it, with mode 0700. The error
 // matches ErrNotBPFFS when the nearest existing directory is not on a BPF file
-// system.
+// system, and ErrForeign when a directory is another user's: bpffs is often
+// mounted so that everybody may make one, and its owner could exchange what is pinned there.
 func (d Dir) Prepare() error {
 	if err := d.checkMount(); err != nil {
 		return err
@@ -73,9 +77,23 @@ func (d Dir) Prepare() error {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make pin directory %s: %w", dir, err)
 		}
+		if err := checkOwner(dir); err != nil {
+			return err
+		}
 		if err := os.Chmod(dir, 0o700); err != nil {
 			return fmt.Errorf("restrict pin directory %s: %w", dir, err)
 		}
+	}
+	return nil
+}
+
+func checkOwner(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return fmt.Errorf("look at pin directory %s: %w", dir, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Uid != uint32(os.Geteuid()) { //nolint:gosec // no user has a negative number
+		return fmt.Errorf("pin directory %s is %w, but of user %d: see what it holds, and remove it", dir, ErrForeign, st.Uid)
 	}
 	return nil
 }

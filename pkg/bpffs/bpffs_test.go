@@ -90,3 +90,33 @@ func TestPrepare(t *testing.T) {
 		}
 	}
 }
+
+// Where everybody may make directories, nobody else's is taken for ours.
+func TestPrepareRefusesForeignDirectories(t *testing.T) {
+	base := priv.Isolate(t)
+	d := Dir(base + "/ebpf-cni")
+	for _, foreign := range []string{string(d), d.Maps(), d.Programs(), d.Links()} {
+		for name, plant := range map[string]func() error{
+			"another user's": func() error { return os.Chown(foreign, 1000, 1000) },
+			"a symbolic link": func() error {
+				if err := os.RemoveAll(foreign); err != nil {
+					return err
+				}
+				return os.Symlink(base, foreign)
+			},
+		} {
+			if err := d.Prepare(); err != nil {
+				t.Fatal(err)
+			}
+			if err := plant(); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Prepare(); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), foreign) {
+				t.Errorf("%s is %s: %v", foreign, name, err)
+			}
+			if err := os.RemoveAll(foreign); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
