@@ -57,3 +57,25 @@ func TestAddressThatBecomesTheNodes(t *testing.T) {
 		}
 	}
 }
+
+// What stands for no single host is no Service's: with the address of everybody on a link it would catch the node's DHCP.
+func TestAddressesOfNobody(t *testing.T) {
+	for _, list := range []func(*Service) *[]netip.Addr{
+		func(s *Service) *[]netip.Addr { return &s.ExternalIPs }, func(s *Service) *[]netip.Addr { return &s.LoadBalancerIPs },
+	} {
+		for _, a := range addrs(
+			"255.255.255.255", "239.1.2.3", "224.0.0.251", "127.0.0.1", "127.8.8.8", "169.254.169.254", "0.1.2.3", "ff02::1", "ff0e::1", "::1", "fe80::1", "::ffff:127.0.0.1",
+		) {
+			r := quiet(t, roomy)
+			service, slice := web(t, "a", "10.96.0.1", "10.0.0.1")
+			service.ClusterIPs = append(service.ClusterIPs, netip.MustParseAddr("fd00:96::1"))
+			*list(&service) = append(addrs("192.0.2.1"), a)
+			r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+			r.wantProblem("a", Unsupported, a.Unmap().String(), "no Service may have")
+			r.want("192.0.2.1", "10.0.0.1")
+			if _, there := r.kernel.Services[services.Key{Address: wire.AddrFrom(a.Unmap())}]; there {
+				t.Errorf("%s is served", a)
+			}
+		}
+	}
+}

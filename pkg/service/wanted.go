@@ -72,11 +72,19 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 		}
 	}
 	addresses := byFamily(slices.DeleteFunc(addressesOf(s, o), func(a address) bool {
+		if a.clusterIP {
+			return false
+		}
+		what := nobodys(a.Netip())
+		if what != "" {
+			problem(Unsupported, "%v is %s, which no Service may have", a.Netip(), what)
+			return true
+		}
 		owner, other := m.otherClusterIP(a.Netip(), s.Name)
-		if other && !a.clusterIP {
+		if other {
 			problem(Taken, "%v is the ClusterIP of Service %v", a.Netip(), owner)
 		}
-		return other && !a.clusterIP
+		return other
 	}))
 	endpoints, left, seen := byPort(all), newAllowance(o.Capacities), twins{}
 	for _, p := range s.Ports {
@@ -214,6 +222,24 @@ func refusal(s *Service, p Port, twin bool) (Reason, string) {
 		return Malformed, fmt.Sprintf("port %d %v is there twice, or its name %q or its NodePort is", p.Port, p.Protocol, p.Name)
 	}
 	return "", ""
+}
+
+// nobodys says what an address is that stands for no single host everywhere, such as those by which hosts ask for their own (RFC 2131);
+// empty: it is none.
+func nobodys(a netip.Addr) string {
+	switch {
+	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return "everybody on a link"
+	case a.IsMulticast():
+		return "a group"
+	case a.IsLoopback():
+		return "each host for itself"
+	case a.IsLinkLocalUnicast():
+		return "somebody else on each link"
+	case a.Is4() && a.As4()[0] == 0:
+		return "a host that has no address yet"
+	}
+	return ""
 }
 
 // has reports whether the Service has addresses of that family: its ClusterIPs say so.
