@@ -183,6 +183,7 @@ func FuzzEntry(f *testing.F) {
 	f.Add("", "quarantine.10.9.0.5")
 	f.Add("pod", "quarantine.quarantine.fd00::1")
 	f.Add("\r\n", "..")
+	f.Add("pod", "10.9.0.5")
 	f.Fuzz(func(t *testing.T, content, name string) {
 		if o, ok := parseOwner(content); ok != (o.ContainerID != "" && o.IfName != "") {
 			t.Errorf("%q: owner %+v, %v", content, o, ok)

@@ -321,5 +321,8 @@ func asIP(a netip.Addr) net.IP {
 
 func parseOwner(content string) (Owner, bool) {
 	id, ifname, ok := strings.Cut(strings.TrimSpace(content), disk.LineBreak)
-	return Owner{id, ifname}, ok && id != "" && ifname != ""
+	if !ok || id == "" || ifname == "" {
+		return Owner{}, false
+	}
+	return Owner{id, ifname}, true
 }
