@@ -161,11 +161,7 @@ bench-cluster: build ## Measure on a real Kubernetes on this machine (root); PUB
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (20s) each, and random packets through the programs
-	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sort | \
-	while IFS=: read -r file target; do \
-		echo "$${target#func } in $$(dirname "$$file")"; \
-		go -C "$$(dirname "$$file")" test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) || exit 1; \
-	done
+	@tools/fuzz.sh $(FUZZTIME)
 	go -C test/prog test -count=1 -run '^TestRandomPackets$$' -timeout 30m -seed=0 -packets=3000000
 
 .PHONY: verify-generate

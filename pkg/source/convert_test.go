@@ -288,7 +288,11 @@ func TestServicesPruned(t *testing.T) {
 // Whatever is sent: pruning changes nothing of what is read, and nothing is read that is no address.
 func FuzzServices(f *testing.F) {
 	c := servicesCodec(f)
-	for _, o := range []apiruntime.Object{wholeService(), wholeSlice(), wholeCIDR()} {
+	s, slice, cidr := wholeService(), wholeSlice(), wholeCIDR() // without their long texts: large inputs are executed a hundred times less often
+	s.ManagedFields, s.Spec.Selector = nil, map[string]string{"app": "s"}
+	slice.OwnerReferences, slice.Endpoints[0].TargetRef, slice.Endpoints[0].DeprecatedTopology = nil, nil, nil
+	cidr.Status.Conditions = nil
+	for _, o := range []apiruntime.Object{s, slice, cidr} {
 		whole := encodeWith(f, c, o)
 		for _, n := range []int{len(whole), len(whole) - 1, 100, 30} {
 			f.Add(whole[:n])
