@@ -136,6 +136,7 @@ func summary(s observe.Status) [][2]string {
 		{"uplinks", dash(strings.Join(uplinks, ", "))},
 		{"bridges", strings.Join(bridges, ", ")},
 		{"routing", s.Node.Routing},
+		{"snat ports", s.Node.SNATPorts},
 		{"services", s.Node.Services},
 		{"host ports", hostPorts(s.Node)},
 		{"netfilter", netfilter},

@@ -119,7 +119,7 @@ func TestStatusTable(t *testing.T) {
 	addr := netip.MustParseAddr
 	err := o.writeStatus(observe.Status{
 		Agent:    observe.Agent{Running: true, Ready: true},
-		Node:     observe.Node{Addresses: []netip.Addr{addr("172.18.0.2")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Pods: 3, MTU: 1430, PodsAbove: 2, Netfilter: "iptables table nat", Services: "by the programs", HostPorts: 2},
+		Node:     observe.Node{Addresses: []netip.Addr{addr("172.18.0.2")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Pods: 3, MTU: 1430, PodsAbove: 2, Netfilter: "iptables table nat", Services: "by the programs", SNATPorts: "1024-49151; below 1024: 665-852", HostPorts: 2},
 		Uplinks:  []observe.Uplink{{Ifindex: 2, Interface: "eth0", Addresses: []netip.Addr{addr("172.18.0.2")}}},
 		Bridges:  []observe.Bridge{{Ifindex: 5, Interface: "docker0", Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}},
 		Programs: []observe.Program{{Name: "ec_from_pod", ID: 123, Tag: "bbfdd1d66c843c1c"}},
@@ -148,6 +148,7 @@ pod CIDRs  10.244.1.0/24
 pods       3, 2 of them with a larger MTU than the ways to other nodes (1430)
 uplinks    eth0 172.18.0.2
 bridges    docker0 10.244.1.0/24
+snat ports 1024-49151; below 1024: 665-852
 services   by the programs
 host ports 2, served by the programs; ebpfctl dump hostports lists them
 netfilter  translates: iptables table nat

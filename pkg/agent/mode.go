@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 )
 
@@ -185,6 +186,17 @@ func (c *modeController) where() string {
 		return "--kube-proxy=on"
 	}
 	return c.watch.Where(c.level)
+}
+
+// masqueradesTo names the ports that new masqueraded flows get; empty: pods are not masqueraded.
+func (c *modeController) masqueradesTo() string {
+	if c.cfg.Masquerade == [wire.Families]bool{} {
+		return ""
+	}
+	if c.privileged.count() == 0 {
+		return c.snat.String()
+	}
+	return fmt.Sprintf("%s; below 1024: %s", c.snat, c.privileged)
 }
 
 // report logs beside what the programs work now, and has it in the metrics.

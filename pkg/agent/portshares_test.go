@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 )
@@ -212,4 +213,20 @@ func TestEphemeralPortsAreLeft(t *testing.T) {
 	if degraded := l.complaints.degraded(); len(degraded) > 0 {
 		t.Errorf("degraded by %v", degraded)
 	}
+}
+
+// What status shows is what new flows get, and nothing where none are masqueraded.
+func TestPortsThatStatusShows(t *testing.T) {
+	c := &modeController{node: &node{}, programMode: programMode{snatGiven: snatGiven{snat: portList(t, "1024-29999,40000-50000")}}}
+	expect := func(want string) {
+		t.Helper()
+		if got := c.masqueradesTo(); got != want {
+			t.Errorf("shows %q, want %q", got, want)
+		}
+	}
+	expect("")
+	c.cfg.Masquerade[wire.IPv6] = true
+	expect("1024-29999,40000-50000")
+	c.privileged = portList(t, "665-852")
+	expect("1024-29999,40000-50000; below 1024: 665-852")
 }

@@ -23,7 +23,7 @@ import (
 // stays, as the maps do.
 func (l *loop) publish(notReady string, degraded map[string]string) error {
 	c := observe.Cluster{
-		NotReady: notReady, Degraded: listed(degraded), APIServer: l.describeAPI(), Routing: l.tunnel.describe(), Netfilter: l.mode.where(), NetfilterLevel: levelNames[l.mode.level], Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
+		NotReady: notReady, Degraded: listed(degraded), APIServer: l.describeAPI(), Routing: l.tunnel.describe(), SNATPorts: l.mode.masqueradesTo(), Netfilter: l.mode.where(), NetfilterLevel: levelNames[l.mode.level], Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
 		Nodes: l.published.Nodes, Problems: l.published.Problems, Services: l.whoServes(), ServiceProblems: toldProblems(l.services.read().problems), NetworkProblems: l.networkProblems,
 	}
 	if l.known && l.sourceErr != nil {

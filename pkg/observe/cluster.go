@@ -40,6 +40,8 @@ type Cluster struct {
 	APIServer string `json:"api_server"`
 	// Routing is the routing mode, with what there is to know of the tunnel.
 	Routing string `json:"routing"`
+	// SNATPorts names the ports that new masqueraded flows get; empty: pods are not masqueraded.
+	SNATPorts string `json:"snat_ports"`
 	// Netfilter names the rule that translates addresses in the node's netfilter, so that the
 	// programs work beside it; empty: nothing does. NetfilterLevel is then Masquerades or Translates.
 	Netfilter      string `json:"netfilter"`
@@ -194,7 +196,7 @@ func (s *survey) degraded(c Cluster) {
 // name says what the agent has left of this node, and gives the peers their names.
 func (s *survey) name(c Cluster) {
 	s.Node.Routing, s.Node.Netfilter, s.Node.NetfilterLevel, s.Node.Routes, s.Node.IPsec = typed.Printable(c.Routing), typed.Printable(c.Netfilter), typed.Printable(c.NetfilterLevel), typed.Printable(c.Routes), typed.Printable(c.IPsec)
-	s.Node.Services = typed.Printable(c.Services)
+	s.Node.Services, s.Node.SNATPorts = typed.Printable(c.Services), typed.Printable(c.SNATPorts)
 	names := map[netip.Addr]string{}
 	for _, n := range c.Nodes {
 		names[n.Address] = n.Name

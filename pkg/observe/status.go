@@ -80,6 +80,8 @@ type Node struct {
 	Tunnel uint32 `json:"tunnel"`
 	// Routing is the routing mode, with what there is to know of the tunnel; empty where the agent has not left it.
 	Routing string `json:"routing"`
+	// SNATPorts names the ports that new masqueraded flows get; empty: none do, or the agent has not left it.
+	SNATPorts string `json:"snat_ports"`
 	// Netfilter names the rule that translates addresses here, beside which the programs work;
 	// empty: nothing does. NetfilterLevel is then Masquerades or Translates.
 	Netfilter      string `json:"netfilter"`
