@@ -183,7 +183,7 @@ func (c *cleaner) removePlugin(context.Context) error {
 // directories that were not there before us.
 func (c *cleaner) removeFiles(context.Context) error {
 	names := append(bpffs.LockFiles(), datapath.LoadLock, bpffs.AgentLock, kubeProxyLock, "qdiscs", "qdiscs.next",
-		recordName, recordName+".next", endpoint.HostPortsFile, endpoint.IgnoredFile, observe.ClusterFile, observe.ClusterFile+".next", apiServersName, apiServersName+".next", lease.KeptFile, lease.KeptFile+".next")
+		recordName, recordName+".next", endpoint.HostPortsFile, endpoint.IgnoredFile, endpoint.GuardFile, endpoint.GuardFile+".next", observe.ClusterFile, observe.ClusterFile+".next", apiServersName, apiServersName+".next", lease.KeptFile, lease.KeptFile+".next")
 	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
 	for _, name := range names {
 		errs = append(errs, os.RemoveAll(filepath.Join(c.State, name)))

@@ -35,6 +35,8 @@ const (
 	portLimit     = "port_limit"
 	snatLimit     = "snat_limit"
 	snatExhausted = "snat_exhausted"
+
+	guardedHostPort = "guarded_host_port"
 )
 
 // networkReasons are all of them.
@@ -42,6 +44,7 @@ func networkReasons() []string {
 	return []string{
 		noUplinkAddress, defaultRoute, unmasqueraded, slowPath, podsOutside, nodeMissing, forwardDrop,
 		snatPortsReduced, portsUnreserved, ephemeralFew, portLimit, snatLimit, snatExhausted,
+		guardedHostPort,
 	}
 }
 
@@ -55,7 +58,7 @@ type circumstances struct {
 func diagnose(c circumstances) (found []observe.NetworkProblem) {
 	for _, check := range []func(circumstances) []observe.NetworkProblem{
 		circumstances.withoutAddress, circumstances.uselessAddresses, circumstances.waysPastUplinks, circumstances.slowPaths, circumstances.strayPods, circumstances.ownNode, circumstances.forwardDropped,
-		circumstances.scarcePorts, circumstances.refusedFlows,
+		circumstances.scarcePorts, circumstances.refusedFlows, circumstances.guardedHostPorts,
 	} {
 		found = append(found, check(c)...)
 	}

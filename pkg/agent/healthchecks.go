@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/health"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
@@ -27,6 +29,8 @@ type healthChecks struct {
 	*node
 	// addresses are those of the node on which NodePorts answer, the unspecified one for all; none: not known yet, or all is left to kube-proxy.
 	addresses []netip.Addr
+	// hostPorts are the host ports of pods by the NodePort that they meet, in words.
+	hostPorts map[services.Key]string
 	checks    map[service.Name]*healthCheck
 	again     time.Time // when a port that could not be opened is tried again; zero: all are open
 
@@ -62,6 +66,7 @@ func (h *healthChecks) place(s whereabouts) {
 	if s.yields {
 		h.addresses = nil
 	}
+	h.hostPorts = s.hostPorts
 	for _, c := range h.checks {
 		c.again = time.Time{}
 	}
@@ -161,12 +166,29 @@ func (h *healthChecks) end() {
 
 // problems are those of Services whose load balancer gets no answer here. Beside kube-proxy it has them from kube-proxy.
 func (h *healthChecks) problems() (all []service.Problem) {
+	problem := func(name service.Name, port uint16, why any) {
+		text := fmt.Sprintf("node %s can't answer its load balancer's health checks on healthCheckNodePort %d: %v", h.cfg.Node, port, why)
+		all = append(all, service.Problem{Service: name, Reason: service.HealthCheck, Text: enumerate([]string{text})})
+	}
 	for name, c := range h.checks {
+		if has := h.hostPortAt(c.port); has != "" {
+			problem(name, c.port, "it is "+has+", which was there first")
+			continue
+		}
 		if c.err == nil || errors.Is(c.err, syscall.EADDRINUSE) && h.status.read().netfilter == netfilter.Translates {
 			continue
 		}
-		text := fmt.Sprintf("node %s can't answer its load balancer's health checks on healthCheckNodePort %d: %v", h.cfg.Node, c.port, c.err)
-		all = append(all, service.Problem{Service: name, Reason: service.HealthCheck, Text: enumerate([]string{text})})
+		problem(name, c.port, c.err)
 	}
 	return all
+}
+
+// hostPortAt names the host port of a pod that takes a TCP port of this node; empty: there is none.
+func (h *healthChecks) hostPortAt(port uint16) string {
+	for _, family := range []wire.Family{wire.IPv4, wire.IPv6} {
+		if has := h.hostPorts[services.NodePort(family, wire.PortFrom(port), wire.TCP)]; has != "" {
+			return has
+		}
+	}
+	return ""
 }

@@ -141,6 +141,7 @@ type hostPorts struct {
 
 // lookAtHostPorts reads the map, which the plugin writes. While pods come or go, the pass that this calls for does.
 func (l *loop) lookAtHostPorts(s *state) error {
+	s.guarded = l.services.read().guarded
 	if l.endpoints.changed() {
 		return nil
 	}
@@ -166,10 +167,7 @@ func (c *serviceController) hostPortsChanged() {
 
 // inTheWay are the host ports as NodePorts meet them, and who has them. Of several, on single addresses, one is enough.
 func (s *state) inTheWay() map[services.Key]string {
-	pods := make(map[uint32]string, len(s.view.endpoints))
-	for _, e := range s.view.endpoints {
-		pods[uint32(e.HostIndex)] = e.Pod
-	}
+	pods := s.podsByLink()
 	all := make(map[services.Key]string, len(s.hostPorts.entries))
 	for _, k := range slices.SortedFunc(maps.Keys(s.hostPorts.entries), hostports.Key.Compare) {
 		key := services.NodePort(wire.FamilyOf(k.Host()), k.Port, k.Proto)

@@ -14,6 +14,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/guard"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
@@ -39,8 +40,9 @@ type serviceController struct {
 	state *service.State
 	// placed says that the whereabouts are known, failed that a write was not carried out.
 	placed, failed bool
-	unsynced       []service.Change // which the maps do not hold yet
-	compared       time.Time        // when the maps were last read
+	held           map[netip.Addr]bool // this node's addresses
+	unsynced       []service.Change    // which the maps do not hold yet
+	compared       time.Time           // when the maps were last read
 	reported       map[service.Problem]bool
 
 	mu  sync.Mutex
@@ -60,6 +62,8 @@ type serviceReport struct {
 	problems         []service.Problem
 	// nodePorts are in use by the programs: the kernel must give them to no socket that asks for any.
 	nodePorts *ports
+	// guarded are ports of this node's own processes that no pod gets as a host port, beside those of guard.Fixed and health checks.
+	guarded guard.Ports
 }
 
 // newServices reads what an earlier agent has left. Where others serve Services there is none, and this node's own addresses are
@@ -191,7 +195,7 @@ func (c *serviceController) weigh(err error) error {
 func (c *serviceController) place(s whereabouts) {
 	changed := c.state.Configure(c.options(s), c.model)
 	c.checks.place(s)
-	c.placed = true
+	c.placed, c.held = true, setOf(s.held)
 	c.reconcile(changed)
 }
 
@@ -210,6 +214,7 @@ func (c *serviceController) reconcile(changed []service.Name) {
 		c.noteStep(!c.model.Complete()) // what is not known does not wait
 		return
 	}
+	c.guardPorts()
 	if c.failed && time.Since(c.compared) >= retry {
 		c.repair()
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/guard"
 	"github.com/ebpf-cni/ebpf-cni/pkg/lease"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
@@ -45,6 +46,7 @@ type state struct {
 	lost      time.Time   // since when there has been a sourceErr
 	view      *view       // of the newest look that succeeded; nil: none has
 	hostPorts hostPorts   // as last seen
+	guarded   guard.Ports // that no pod may have as a host port
 	ports     *portShares // as last decided; nil: not yet
 	refused   []refusal   // the limits that have refused flows a moment ago
 	// forwardDrops are chains by which the host's stack drops packets of pods.

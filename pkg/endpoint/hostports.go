@@ -76,9 +76,17 @@ func (w *Work) freeHostPorts() error {
 	if len(w.HostPorts) == 0 {
 		return nil
 	}
+	if err := w.keepGuarded(); err != nil {
+		return err
+	}
 	if _, err := w.deadHostPorts(); err != nil {
 		return err
 	}
+	return w.passNodePorts()
+}
+
+// passNodePorts fails with a *HostPortTakenError when a host port that ADD asks for is a Service's NodePort.
+func (w *Work) passNodePorts() error {
 	var (
 		frontends *services.Map
 		names     *services.NamesMap

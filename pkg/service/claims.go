@@ -1,6 +1,7 @@
 package service
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -48,16 +49,35 @@ func (m *Model) noteSlice(s *Slice, changed map[Name]bool) {
 	}
 }
 
-// isAPIServers says whether the API server answers at a frontend, by its own word or because the agent reaches it there.
-func (m *Model) isAPIServers(f frontend, o Options) bool {
-	at := netip.AddrPortFrom(f.Address.Netip(), f.Port.Host())
-	if f.Proto == wire.TCP && slices.Contains(o.APIServers, at) {
-		return true
+// APIServerPorts are where the API server answers: by its own word, and where the agent reaches it.
+func (m *Model) APIServerPorts(reached []netip.AddrPort) iter.Seq2[netip.AddrPort, wire.Protocol] {
+	return func(yield func(netip.AddrPort, wire.Protocol) bool) {
+		for _, at := range reached {
+			if !yield(at, wire.TCP) {
+				return
+			}
+		}
+		for _, s := range m.Slices(apiServer) {
+			for _, p := range s.Ports {
+				for _, e := range s.Endpoints {
+					if !yield(netip.AddrPortFrom(e.Address.Unmap(), p.Port), p.Protocol) {
+						return
+					}
+				}
+			}
+		}
 	}
-	return slices.ContainsFunc(m.Slices(apiServer), func(s *Slice) bool {
-		return slices.ContainsFunc(s.Ports, func(p SlicePort) bool { return p.Port == at.Port() && p.Protocol == f.Proto }) &&
-			slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return e.Address.Unmap() == at.Addr() })
-	})
+}
+
+// isAPIServers says whether the API server answers at a frontend.
+func (m *Model) isAPIServers(f frontend, o Options) bool {
+	want := netip.AddrPortFrom(f.Address.Netip(), f.Port.Host())
+	for at, proto := range m.APIServerPorts(o.APIServers) {
+		if at == want && proto == f.Proto {
+			return true
+		}
+	}
+	return false
 }
 
 // APIServer is the name of the API server's Service.

@@ -58,6 +58,7 @@ func TestHostPorts(t *testing.T) {
 		{"without an agent", (*hosted).outliveTheAgent},
 		{"without a DEL", (*hosted).loseAPod},
 		{"NodePorts", (*hosted).meetNodePorts},
+		{"guarded ports", (*hosted).assertGuarded},
 	} {
 		if !t.Run(story.name, func(t *testing.T) { story.tell(h, t) }) {
 			return // the next ones would fail of the same

@@ -51,9 +51,10 @@ var rules = map[string][]string{
 	"pkg/dockeropts": {"pkg/install"},
 	"pkg/install":    {"golang.org/x/sys/unix"},
 	"pkg/health":     {},
+	"pkg/guard":      {},
 	"pkg/netfilter":  {"github.com/vishvananda/netlink/...", "golang.org/x/sys/unix"},
 	"pkg/endpoint": {
-		"pkg/endpoint/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device",
+		"pkg/endpoint/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device", "pkg/guard",
 		"github.com/containernetworking/cni/...", "github.com/cilium/ebpf/...", "golang.org/x/sys/unix",
 	},
 
