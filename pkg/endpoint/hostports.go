@@ -82,19 +82,20 @@ func (w *Work) freeHostPorts() error {
 	if _, err := w.deadHostPorts(); err != nil {
 		return err
 	}
-	return w.passNodePorts()
+	var frontends *services.Map
+	if err := openMap(w.Node, &frontends, typed.Open[services.Key, services.Value], w.Pins.Map(services.Name), false); err != nil {
+		return err
+	}
+	if err := w.passNodePorts(frontends); err != nil {
+		return err
+	}
+	return w.passListeners(frontends)
 }
 
 // passNodePorts fails with a *HostPortTakenError when a host port that ADD asks for is a Service's NodePort.
-func (w *Work) passNodePorts() error {
-	var (
-		frontends *services.Map
-		names     *services.NamesMap
-	)
-	if err := errors.Join(
-		openMap(w.Node, &frontends, typed.Open[services.Key, services.Value], w.Pins.Map(services.Name), false),
-		openMap(w.Node, &names, typed.Open[services.SetKey, services.ServiceName], w.Pins.Map(services.NamesName), false),
-	); err != nil {
+func (w *Work) passNodePorts(frontends *services.Map) error {
+	var names *services.NamesMap
+	if err := openMap(w.Node, &names, typed.Open[services.SetKey, services.ServiceName], w.Pins.Map(services.NamesName), false); err != nil {
 		return err
 	}
 	for _, h := range w.HostPorts {

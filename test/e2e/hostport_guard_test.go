@@ -82,3 +82,37 @@ func (h *hosted) assertGuarded(t *testing.T) {
 		}
 	}
 }
+
+// assertSocketsHave: a port that a socket of the node has is no pod's, until that is closed.
+func (h *hosted) assertSocketsHave(t *testing.T) {
+	const port = 8095
+	for what, at := range map[string][]netip.Addr{"all addresses": nil, "its own addresses": h.node.Addrs()} {
+		open := func() (*lab.Server, error) { return h.node.ServeAt(port, at...) }
+		if at == nil {
+			open = func() (*lab.Server, error) { return h.node.Serve(port) }
+		}
+		s, err := open()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		for _, protocol := range both {
+			h.assertRefusedPort(t, "socket of the node", ports(port, []string{protocol})...)
+			for _, family := range families {
+				h.assertRefusedPort(t, "socket of the node", ports(port, []string{protocol}, h.node.AddrOf(family))...)
+			}
+		}
+		s.Close()
+	}
+	s, err := h.node.ServeAt(port, loopback[:]...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	pod := addHosted(t, h.node, "after-sockets", ports(port, both)...)
+	for _, family := range families {
+		answering{port: {pod, pod}}.assertFrom(t, h.Outside, h.node.AddrOf(family), h.Outside.AddrOf(family))
+	}
+	if err := h.node.DelPod(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+}

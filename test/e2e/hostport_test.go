@@ -53,6 +53,7 @@ func TestHostPorts(t *testing.T) {
 		{"sockets of the node", (*hosted).assertBesideSockets},
 		{"sockets of loopback", (*hosted).assertBesideLoopback},
 		{"conflicts", (*hosted).assertConflicts},
+		{"ports of sockets", (*hosted).assertSocketsHave},
 		{"from the link to loopback", (*hosted).assertLoopbackIsClosed},
 		{"ports of masquerading", (*hosted).assertNotMasqueradedTo},
 		{"without an agent", (*hosted).outliveTheAgent},

@@ -1,0 +1,77 @@
+package device
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestListeners finds sockets of any peer, of both families, and no connected ones.
+func TestListeners(t *testing.T) {
+	inside(t)
+	v6only := func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) })
+	}
+	for _, tt := range []struct {
+		network, bind string
+		want          Listener
+	}{
+		{"tcp4", "127.0.0.1:8001", Listener{}}, {"tcp4", "0.0.0.0:8002", Listener{}}, {"tcp6", "[::1]:8003", Listener{}},
+		{"tcp", "[::]:8004", Listener{Both: true}}, {"tcp6", "[::]:8005", Listener{}},
+		{"udp4", "127.0.0.1:8001", Listener{}}, {"udp4", "0.0.0.0:8002", Listener{}}, {"udp6", "[::1]:8003", Listener{}},
+		{"udp", "[::]:8004", Listener{Both: true}}, {"udp6", "[::]:8005", Listener{}},
+	} {
+		tt.want.At = netip.MustParseAddrPort(tt.bind)
+		config := net.ListenConfig{}
+		if !tt.want.Both && tt.want.At.Addr().Is6() {
+			config.Control = v6only
+		}
+		protocol := byte(unix.IPPROTO_UDP)
+		if tt.network[:3] == "tcp" {
+			protocol = unix.IPPROTO_TCP
+			l, err := config.Listen(context.Background(), tt.network, tt.bind)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+		} else {
+			p, err := config.ListenPacket(context.Background(), tt.network, tt.bind)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+		}
+		all, err := Listeners(protocol)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(all, tt.want) {
+			t.Errorf("%s %s: %+v are not %+v", tt.network, tt.bind, all, tt.want)
+		}
+	}
+	mapped := connectUDP(t, "127.0.0.1:7")
+	name, err := unix.Getsockname(mapped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	connected := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port))
+	all, err := Listeners(unix.IPPROTO_UDP)
+	if err != nil || len(all) != 5 || slices.ContainsFunc(all, func(l Listener) bool { return l.At == connected }) {
+		t.Errorf("beside a connected socket at %s: %+v, %v", connected, all, err)
+	}
+}
+
+// A socket's user is the one that has opened it.
+func TestListenerUser(t *testing.T) {
+	m := make([]byte, lenSocketMessage)
+	m[0], m[atSocketUID], m[atSocketUID+1] = unix.AF_INET, 0xe8, 3
+	l, err := listenerOf(m)
+	if err != nil || l.UID != 1000 {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
