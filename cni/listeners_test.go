@@ -17,13 +17,13 @@ import (
 // listen opens a socket of the node, of "tcp4", "tcp6" or "tcp" for both families, or the same of UDP.
 func (w *fixture) listen(network, at string) (closeIt func()) {
 	w.t.Helper()
-	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		return c.Control(func(fd uintptr) {
-			if strings.HasSuffix(network, "6") {
-				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
-			}
-		})
-	}}
+	config := net.ListenConfig{}
+	if network == "tcp" || network == "udp" { // where Go itself decides what it is, it goes by the namespace in which it first did
+		network += "6"
+		config.Control = func(_, _ string, c syscall.RawConn) error {
+			return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0) })
+		}
+	}
 	if strings.HasPrefix(network, "tcp") {
 		l, err := config.Listen(w.t.Context(), network, at)
 		w.must(err)

@@ -37,6 +37,8 @@ const (
 	snatExhausted = "snat_exhausted"
 
 	guardedHostPort = "guarded_host_port"
+	hostPortShare   = "host_port_share"
+	portsNearly     = "reserved_ports"
 )
 
 // networkReasons are all of them.
@@ -44,7 +46,7 @@ func networkReasons() []string {
 	return []string{
 		noUplinkAddress, defaultRoute, unmasqueraded, slowPath, podsOutside, nodeMissing, forwardDrop,
 		snatPortsReduced, portsUnreserved, ephemeralFew, portLimit, snatLimit, snatExhausted,
-		guardedHostPort,
+		guardedHostPort, hostPortShare, portsNearly,
 	}
 }
 
@@ -58,7 +60,7 @@ type circumstances struct {
 func diagnose(c circumstances) (found []observe.NetworkProblem) {
 	for _, check := range []func(circumstances) []observe.NetworkProblem{
 		circumstances.withoutAddress, circumstances.uselessAddresses, circumstances.waysPastUplinks, circumstances.slowPaths, circumstances.strayPods, circumstances.ownNode, circumstances.forwardDropped,
-		circumstances.scarcePorts, circumstances.refusedFlows, circumstances.guardedHostPorts,
+		circumstances.scarcePorts, circumstances.refusedFlows, circumstances.guardedHostPorts, circumstances.hostPortShares,
 	} {
 		found = append(found, check(c)...)
 	}

@@ -137,6 +137,7 @@ func (a *agent) forgo(ctx context.Context, err error) bool {
 type hostPorts struct {
 	entries map[hostports.Key]hostports.Value
 	numbers ports
+	room    int // how many entries the map has room for
 }
 
 // lookAtHostPorts reads the map, which the plugin writes. While pods come or go, the pass that this calls for does.
@@ -149,7 +150,7 @@ func (l *loop) lookAtHostPorts(s *state) error {
 	if err != nil || maps.Equal(entries, s.hostPorts.entries) {
 		return err
 	}
-	s.hostPorts = hostPorts{entries: entries}
+	s.hostPorts = hostPorts{entries: entries, room: int(l.dp.Maps.HostPorts.MaxEntries())}
 	for k := range entries {
 		s.hostPorts.numbers.add(k.Port.Host(), k.Port.Host())
 	}

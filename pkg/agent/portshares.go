@@ -127,6 +127,8 @@ type portShares struct {
 	ours ports
 	// unreserved is how many NodePorts and host ports are not, to leave enough to the host.
 	unreserved int
+	// reserved is how many NodePorts and host ports are reserved among the free ephemeral ports, and left how many more can be.
+	reserved, left int
 }
 
 // shareSnat decides which ports to masquerade to: of those asked for as many as leave the host enough, which keeps the lowest of its
@@ -160,14 +162,15 @@ func (s *portShares) spare() int {
 
 // add reserves NodePorts and host ports too, the lowest first, as far as the host can spare them.
 func (s *portShares) add(used ports) {
-	left := s.spare() - s.ours.and(s.free).count()
+	s.left = s.spare() - s.ours.and(s.free).count()
 	for port := range used.without(s.ours).all() {
 		if s.free.has(port) {
-			if left == 0 {
+			if s.left == 0 {
 				s.unreserved++
 				continue
 			}
-			left--
+			s.left--
+			s.reserved++
 		}
 		s.ours.add(uint16(port), uint16(port)) //nolint:gosec // a port
 	}
@@ -196,6 +199,14 @@ func (s *portShares) problems() (found []observe.NetworkProblem) {
 			Reason: portsUnreserved,
 			Text:   fmt.Sprintf("to reserve %d more NodePorts and host ports would leave %s: a connection of the node's own may get one of these ports", s.unreserved, host),
 			Remedy: remedy,
+		})
+	}
+	if isNear(s.reserved, s.reserved+s.left) && s.unreserved == 0 {
+		found = append(found, observe.NetworkProblem{
+			Reason: portsNearly,
+			Text: fmt.Sprintf("NodePorts and host ports are %d of the %d ephemeral ports (%s %s) that can be reserved for them: further ones stay unreserved, and a connection of the node's own may get one of these ports",
+				s.reserved, s.reserved+s.left, ephemeralName, s.ephemeral),
+			Remedy: "choose NodePorts and host ports outside of " + ephemeralName + ", or widen that",
 		})
 	}
 	if left := s.free.without(s.ours).count(); left < scarceEphemeral {

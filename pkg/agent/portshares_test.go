@@ -46,7 +46,10 @@ func TestPortShares(t *testing.T) {
 		"others have reserved all":  {asked: between(49152, 65535), ephemeral: PortRange{50000, 60000}, others: between(49152, 65535), want: "49152-65535", problems: "ephemeral_ports "},
 		"few ephemeral ones":        {asked: between(49152, 65535), ephemeral: PortRange{40000, 40999}, want: "49152-65535", problems: "ephemeral_ports "},
 		"some host ports": {
-			asked: between(49152, 65535), ephemeral: PortRange{49152, 65535}, used: between(50000, 50999, 80, 30000), want: "58368-65535", problems: "snat_ports 49152-65535",
+			asked: between(49152, 65535), ephemeral: PortRange{49152, 65535}, used: between(50000, 50999, 80, 30000), want: "58368-65535", problems: "snat_ports 49152-65535, reserved_ports ",
+		},
+		"fewer host ports": {
+			asked: between(49152, 65535), ephemeral: PortRange{49152, 65535}, used: between(50000, 50817, 80, 30000), want: "58368-65535", problems: "snat_ports 49152-65535",
 		},
 		"too many host ports": {
 			asked: between(49152, 65535), ephemeral: PortRange{49152, 65535}, used: between(50000, 51999), want: "58368-65535", problems: "snat_ports 49152-65535, unreserved_ports ",

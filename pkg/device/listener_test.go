@@ -14,22 +14,22 @@ import (
 // TestListeners finds sockets of any peer, of both families, and no connected ones.
 func TestListeners(t *testing.T) {
 	inside(t)
-	v6only := func(_, _ string, c syscall.RawConn) error {
-		return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) })
+	both := func(_, _ string, c syscall.RawConn) error { // where Go itself decides that, it goes by the namespace in which it first did
+		return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0) })
 	}
 	for _, tt := range []struct {
 		network, bind string
 		want          Listener
 	}{
 		{"tcp4", "127.0.0.1:8001", Listener{}}, {"tcp4", "0.0.0.0:8002", Listener{}}, {"tcp6", "[::1]:8003", Listener{}},
-		{"tcp", "[::]:8004", Listener{Both: true}}, {"tcp6", "[::]:8005", Listener{}},
+		{"tcp6", "[::]:8004", Listener{Both: true}}, {"tcp6", "[::]:8005", Listener{}},
 		{"udp4", "127.0.0.1:8001", Listener{}}, {"udp4", "0.0.0.0:8002", Listener{}}, {"udp6", "[::1]:8003", Listener{}},
-		{"udp", "[::]:8004", Listener{Both: true}}, {"udp6", "[::]:8005", Listener{}},
+		{"udp6", "[::]:8004", Listener{Both: true}}, {"udp6", "[::]:8005", Listener{}},
 	} {
 		tt.want.At = netip.MustParseAddrPort(tt.bind)
 		config := net.ListenConfig{}
-		if !tt.want.Both && tt.want.At.Addr().Is6() {
-			config.Control = v6only
+		if tt.want.Both {
+			config.Control = both
 		}
 		protocol := byte(unix.IPPROTO_UDP)
 		if tt.network[:3] == "tcp" {

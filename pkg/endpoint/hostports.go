@@ -27,20 +27,6 @@ func (e *HostPortTakenError) Error() string {
 	return fmt.Sprintf("%s is taken by %s", e.HostPort, e.Holder)
 }
 
-// HostPortShareError is returned for more host ports than a pod may have. All numbers are of entries: a port at all addresses of
-// two families has one of each.
-type HostPortShareError struct {
-	Asked, Free, Room int
-}
-
-func (e *HostPortShareError) Error() string {
-	return fmt.Sprintf("the pod asks for %d host ports (one in both families counts twice), and may have %d at most: half of those that are free on this node, %d of %d",
-		e.Asked, e.most(), e.Free, e.Room)
-}
-
-// most is as many as a pod has that is given one at a time, each while it has fewer than are free.
-func (e *HostPortShareError) most() int { return (e.Free + 1) / 2 }
-
 // errNoHostPorts is returned (wrapped, with ErrNoDataplane) where an agent has pinned no map of host ports.
 var errNoHostPorts = fmt.Errorf("%w: the agent is of a version without host ports", ErrNoDataplane)
 
@@ -131,7 +117,7 @@ func (w *Work) deadHostPorts() (dead []hostPortEntry, err error) {
 	if w.Tables.HostPorts == nil {
 		return nil, errNoHostPorts
 	}
-	own, others := NewHostPorts(w.HostPorts...), 0
+	own, others := NewHostPorts(w.HostPorts...), map[int]int{}
 	for e, err := range w.Tables.HostPorts.All() {
 		if err != nil {
 			return nil, err
@@ -142,7 +128,7 @@ func (w *Work) deadHostPorts() (dead []hostPortEntry, err error) {
 		}
 		met := own.Meeting(e.Key)
 		if len(met) == 0 {
-			others++
+			others[index]++
 			continue
 		}
 		_, err := w.Host.LinkByIndex(index)
@@ -155,17 +141,6 @@ func (w *Work) deadHostPorts() (dead []hostPortEntry, err error) {
 		dead = append(dead, e)
 	}
 	return dead, w.shareHostPorts(others)
-}
-
-// shareHostPorts fails with a *HostPortShareError when ADD asks for more host ports than it may where other entries are so many.
-// What a pod was given once stays its own: the agent, which makes it again, is never refused.
-func (w *Work) shareHostPorts(others int) error {
-	room := int(w.Tables.HostPorts.MaxEntries())
-	e := &HostPortShareError{Asked: len(w.HostPorts), Free: room - others, Room: room}
-	if w.fresh && e.Asked > e.most() {
-		return e
-	}
-	return nil
 }
 
 // writeHostPorts claims the endpoint's host ports: of two endpoints that want one, the second finds the first one's entry.

@@ -32,3 +32,9 @@ func isName(text string) bool {
 		return !letter && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
 	})
 }
+
+// NamespaceOf returns the namespace of "namespace/name", empty where it is not known.
+func NamespaceOf(pod string) string {
+	namespace, _, _ := strings.Cut(pod, "/")
+	return namespace
+}
