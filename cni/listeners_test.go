@@ -90,7 +90,7 @@ func TestSocketComesLater(t *testing.T) {
 	p, conf := w.newPod(), mapped(hostPort(8088, 80), hostPort(8088, 80, "udp"))
 	r := w.add(p, conf)
 	for _, protocol := range []string{"tcp", "udp"} {
-		defer w.listen(protocol, "[::]:8088")()
+		t.Cleanup(w.listen(protocol, "[::]:8088"))
 	}
 	w.add(p, conf)
 	w.ok("CHECK", p, merged(prevResult(t, r), conf))
@@ -113,7 +113,7 @@ func TestSocketOfAClusterIP(t *testing.T) {
 	w.must(err)
 	w.must(w.host.AddAddress(lo.Index, netip.PrefixFrom(held, 32)))
 	w.ownAddresses(held)
-	defer w.listen("udp4", held.String()+":53")()
+	t.Cleanup(w.listen("udp4", held.String()+":53"))
 	w.refusedPort(mapped(hostPort(53, 53, "udp", held.String())), "is taken by a udp socket of the node at 192.0.2.10:53")
 	p := w.newPod()
 	w.add(p, mapped(hostPort(53, 53, "udp")))

@@ -38,13 +38,13 @@ func TestListeners(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer l.Close()
+			t.Cleanup(func() { _ = l.Close() })
 		} else {
 			p, err := config.ListenPacket(context.Background(), tt.network, tt.bind)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer p.Close()
+			t.Cleanup(func() { _ = p.Close() })
 		}
 		all, err := Listeners(protocol)
 		if err != nil {
