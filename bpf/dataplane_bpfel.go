@@ -51,6 +51,7 @@ const (
 	DataplaneProgEcCollect      = "ec_collect"
 	DataplaneProgEcConnect4     = "ec_connect4"
 	DataplaneProgEcConnect6     = "ec_connect6"
+	DataplaneProgEcFromL3       = "ec_from_l3"
 	DataplaneProgEcFromPod      = "ec_from_pod"
 	DataplaneProgEcFromTunnel   = "ec_from_tunnel"
 	DataplaneProgEcFromUplink   = "ec_from_uplink"
@@ -61,6 +62,7 @@ const (
 	DataplaneProgEcSendmsg4     = "ec_sendmsg4"
 	DataplaneProgEcSendmsg6     = "ec_sendmsg6"
 	DataplaneProgEcSockRelease  = "ec_sock_release"
+	DataplaneProgEcToL3         = "ec_to_l3"
 	DataplaneProgEcToPod        = "ec_to_pod"
 	DataplaneProgEcToTunnel     = "ec_to_tunnel"
 	DataplaneProgEcToUplink     = "ec_to_uplink"
@@ -112,6 +114,7 @@ type DataplaneProgramSpecs struct {
 	EcCollect      *ebpf.ProgramSpec `ebpf:"ec_collect"`
 	EcConnect4     *ebpf.ProgramSpec `ebpf:"ec_connect4"`
 	EcConnect6     *ebpf.ProgramSpec `ebpf:"ec_connect6"`
+	EcFromL3       *ebpf.ProgramSpec `ebpf:"ec_from_l3"`
 	EcFromPod      *ebpf.ProgramSpec `ebpf:"ec_from_pod"`
 	EcFromTunnel   *ebpf.ProgramSpec `ebpf:"ec_from_tunnel"`
 	EcFromUplink   *ebpf.ProgramSpec `ebpf:"ec_from_uplink"`
@@ -122,6 +125,7 @@ type DataplaneProgramSpecs struct {
 	EcSendmsg4     *ebpf.ProgramSpec `ebpf:"ec_sendmsg4"`
 	EcSendmsg6     *ebpf.ProgramSpec `ebpf:"ec_sendmsg6"`
 	EcSockRelease  *ebpf.ProgramSpec `ebpf:"ec_sock_release"`
+	EcToL3         *ebpf.ProgramSpec `ebpf:"ec_to_l3"`
 	EcToPod        *ebpf.ProgramSpec `ebpf:"ec_to_pod"`
 	EcToTunnel     *ebpf.ProgramSpec `ebpf:"ec_to_tunnel"`
 	EcToUplink     *ebpf.ProgramSpec `ebpf:"ec_to_uplink"`
@@ -277,6 +281,7 @@ type DataplanePrograms struct {
 	EcCollect      *ebpf.Program `ebpf:"ec_collect"`
 	EcConnect4     *ebpf.Program `ebpf:"ec_connect4"`
 	EcConnect6     *ebpf.Program `ebpf:"ec_connect6"`
+	EcFromL3       *ebpf.Program `ebpf:"ec_from_l3"`
 	EcFromPod      *ebpf.Program `ebpf:"ec_from_pod"`
 	EcFromTunnel   *ebpf.Program `ebpf:"ec_from_tunnel"`
 	EcFromUplink   *ebpf.Program `ebpf:"ec_from_uplink"`
@@ -287,6 +292,7 @@ type DataplanePrograms struct {
 	EcSendmsg4     *ebpf.Program `ebpf:"ec_sendmsg4"`
 	EcSendmsg6     *ebpf.Program `ebpf:"ec_sendmsg6"`
 	EcSockRelease  *ebpf.Program `ebpf:"ec_sock_release"`
+	EcToL3         *ebpf.Program `ebpf:"ec_to_l3"`
 	EcToPod        *ebpf.Program `ebpf:"ec_to_pod"`
 	EcToTunnel     *ebpf.Program `ebpf:"ec_to_tunnel"`
 	EcToUplink     *ebpf.Program `ebpf:"ec_to_uplink"`
@@ -297,6 +303,7 @@ func (p *DataplanePrograms) Close() error {
 		p.EcCollect,
 		p.EcConnect4,
 		p.EcConnect6,
+		p.EcFromL3,
 		p.EcFromPod,
 		p.EcFromTunnel,
 		p.EcFromUplink,
@@ -307,6 +314,7 @@ func (p *DataplanePrograms) Close() error {
 		p.EcSendmsg4,
 		p.EcSendmsg6,
 		p.EcSockRelease,
+		p.EcToL3,
 		p.EcToPod,
 		p.EcToTunnel,
 		p.EcToUplink,

@@ -13,6 +13,7 @@
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/ip.h"
+#include "bpf/lib/l3.h"
 #include "bpf/lib/nf.h"
 #include "bpf/lib/outside.h"
 #include "bpf/lib/path.h"
@@ -204,11 +205,26 @@ EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 	}
 }
 
+EC_INLINE int from_uplink_finish(struct __sk_buff *ctx, enum verdict verdict)
+{
+	return cfg.services ? answer_or_finish(ctx, DIRECTION_FROM_UPLINK, verdict)
+			    : finish(ctx, DIRECTION_FROM_UPLINK, verdict);
+}
+
 SEC("tc")
 int ec_from_uplink(struct __sk_buff *ctx)
 {
-	enum verdict verdict = from_uplink(ctx);
+	return from_uplink_finish(ctx, from_uplink(ctx));
+}
 
-	return cfg.services ? answer_or_finish(ctx, DIRECTION_FROM_UPLINK, verdict)
-			    : finish(ctx, DIRECTION_FROM_UPLINK, verdict);
+/* The same of an uplink without an Ethernet header. */
+SEC("tc")
+int ec_from_l3(struct __sk_buff *ctx)
+{
+	enum verdict verdict;
+
+	if (!l3_reads(ctx))
+		return finish(ctx, DIRECTION_FROM_UPLINK, VERDICT_STACK);
+	verdict = l3_begin(ctx);
+	return from_uplink_finish(ctx, verdict ?: from_uplink(ctx));
 }

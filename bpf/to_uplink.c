@@ -7,6 +7,7 @@
  */
 #include "bpf/lib/finish.h"
 #include "bpf/lib/ip.h"
+#include "bpf/lib/l3.h"
 #include "bpf/lib/outside.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/too_big.h"
@@ -286,4 +287,16 @@ SEC("tc")
 int ec_to_uplink(struct __sk_buff *ctx)
 {
 	return answer_or_finish(ctx, DIRECTION_TO_UPLINK, to_uplink(ctx));
+}
+
+/* The same of an uplink without an Ethernet header. What it sends on itself is not counted again. */
+SEC("tc")
+int ec_to_l3(struct __sk_buff *ctx)
+{
+	enum verdict verdict;
+
+	if (!l3_reads(ctx))
+		return EC_ACT_UNSPEC;
+	verdict = l3_begin(ctx);
+	return l3_leave(ctx, answer_or_finish(ctx, DIRECTION_TO_UPLINK, verdict ?: to_uplink(ctx)));
 }

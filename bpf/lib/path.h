@@ -195,6 +195,22 @@ EC_CALL enum verdict path_ask(__u32 owner, __u32 from, const struct pkt *pkt, st
 	return VERDICT_STACK;
 }
 
+/* Gives the path a device's MTU: of a neighbour that does not resolve the kernel says none. */
+EC_INLINE bool path_device_mtu(struct __sk_buff *ctx, __u32 ifindex, struct path *p)
+{
+	p->mtu = 1; /* the length that is asked about, and then the answer */
+	return bpf_check_mtu(ctx, ifindex, &p->mtu, 0, 0) >= 0;
+}
+
+/* Whether it is an uplink without an Ethernet header: the kernel has nobody to ask for there, but only makes itself an entry. */
+EC_INLINE bool path_is_bare(__u32 ifindex)
+{
+	struct uplink_key key = {.ifindex = ifindex};
+	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &key);
+
+	return uplink && (uplink->flags & UPLINK_BARE);
+}
+
 /*
  * Asks the kernel's routing table where a packet that arrived on this interface goes: out
  * of p->ifindex to the neighbour p->node, which resolves, with p->mtu; else the stack
@@ -234,6 +250,8 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 	else
 		addr_set_v4(&p->node, fib.ipv4_dst);
 	p->mtu = fib.mtu_result;
+	if (p->unresolved && path_is_bare(p->ifindex))
+		p->unresolved = !path_device_mtu(ctx, p->ifindex, p);
 	return p->unresolved ? VERDICT_STACK : VERDICT_GO_ON;
 }
 
@@ -328,13 +346,6 @@ EC_CALL bool path_source(__u32 ifindex, __u8 family, const struct addr *dst, str
 EC_INLINE bool path_leaves(const struct pkt *pkt, const struct addr *dst, struct path *p)
 {
 	return path_source(p->ifindex, pkt->family, dst, &p->snat_address);
-}
-
-/* Gives the path a device's MTU: of a neighbour that does not resolve the kernel says none. */
-EC_INLINE bool path_device_mtu(struct __sk_buff *ctx, __u32 ifindex, struct path *p)
-{
-	p->mtu = 1; /* the length that is asked about, and then the answer */
-	return bpf_check_mtu(ctx, ifindex, &p->mtu, 0, 0) >= 0;
 }
 
 /* By the kernel's routing table, if that leads out of an uplink of ours, whether or not the next hop resolves. */

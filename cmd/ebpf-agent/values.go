@@ -180,15 +180,11 @@ func nodeName(into *string) cli.Value {
 }
 
 func uplinks(into *[]string) cli.Value {
-	return cli.Value{Arg: "IFACE,...", Takes: "names of Ethernet interfaces that exist, comma-separated", Set: func(s string) error {
+	return cli.Value{Arg: "IFACE,...", Takes: "names of interfaces that exist, comma-separated", Set: func(s string) error {
 		*into = list(s)
 		for _, name := range *into {
-			i, err := net.InterfaceByName(name)
-			if err != nil {
-				return fmt.Errorf("there is no interface %q", name)
-			}
-			if i.Flags&net.FlagLoopback != 0 || len(i.HardwareAddr) != 6 {
-				return fmt.Errorf("%s is not an Ethernet interface", name)
+			if err := agent.CheckUplink(name); err != nil {
+				return err
 			}
 		}
 		if len(*into) == 0 {

@@ -2,6 +2,8 @@
 // the addresses to masquerade to. The agent writes it.
 package uplinks
 
+//go:generate go run ../../tools/enums
+
 import (
 	"cmp"
 
@@ -22,9 +24,12 @@ type Value struct {
 	// Addresses are those to masquerade to.
 	Addresses wire.Addresses
 	// Bit is the uplink's number in the masks of destinations, below Bits.
-	Bit uint32
-	_   uint32
+	Bit   uint32
+	Flags Flags
 }
+
+// Flags say what kind of link an uplink is: enum uplink_flags.
+type Flags uint32
 
 // Bits is how many uplinks can have a number of their own; those beyond share the last one.
 const Bits = 64
@@ -34,10 +39,10 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,
 	View: typed.View[Key, Value]{
-		Columns: typed.Columns("IFINDEX#", "IPV4", "IPV6", "BIT#"),
+		Columns: typed.Columns("IFINDEX#", "IPV4", "IPV6", "BIT#", "LINK"),
 		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Ifindex, b.Key.Ifindex) },
 		Cells: func(k Key, v Value) []any {
-			return []any{k.Ifindex, v.Addresses[wire.IPv4], v.Addresses[wire.IPv6], v.Bit}
+			return []any{k.Ifindex, v.Addresses[wire.IPv4], v.Addresses[wire.IPv6], v.Bit, v.Flags}
 		},
 	},
 })

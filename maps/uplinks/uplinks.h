@@ -11,6 +11,10 @@
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
+enum uplink_flags {
+	UPLINK_BARE = 1, /* packets on it have no Ethernet header */
+};
+
 struct uplink_key {
 	__u32 ifindex;
 };
@@ -18,7 +22,7 @@ struct uplink_key {
 struct uplink {
 	struct addr addresses[FAMILIES]; /* to masquerade to; zero: the uplink has none of the family */
 	__u32 bit;                       /* its number in the masks of destinations, 0 to 63 */
-	__u32 pad;
+	__u32 flags;                     /* enum uplink_flags */
 };
 _Static_assert(sizeof(struct uplink) == 40, "uplink is part of the map layout");
 

@@ -195,7 +195,7 @@ func (c circumstances) unmasqueraded(f wire.Family) (found []observe.NetworkProb
 // asUplink is the part of a remedy that makes an uplink of a link: --uplink names all that the node has. Not every link can be one.
 func (c circumstances) asUplink(l device.Link) string {
 	if !leadsOut(l) {
-		return fmt.Sprintf(" (%s is no Ethernet interface, and so cannot be one)", l.Name)
+		return fmt.Sprintf(" (%s is of a kind that cannot be one)", l.Name)
 	}
 	names := make([]string, 0, len(c.view.uplinks)+1)
 	for _, u := range c.view.uplinks {

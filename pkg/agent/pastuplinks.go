@@ -55,7 +55,7 @@ func (c circumstances) leadsPastUplinks(f wire.Family, link int) bool {
 }
 
 // isGuest reports whether a link is a tap device, which a single address's route leads over to a virtual machine of this host.
-func isGuest(l device.Link) bool { return l.Kind == "tun" && leadsOut(l) }
+func isGuest(l device.Link) bool { return l.Kind == "tun" && l.Ethernet() }
 
 // encapsulatedDefaults finds default routes that encapsulate packets. The programs leave those to the host's stack, and on the uplink
 // see other packets than pods have sent.

@@ -13,6 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -62,7 +63,7 @@ func (c *uplinkController) attach(s *state) error {
 	for _, l := range fit {
 		err := c.insert(s, l)
 		if err == nil {
-			err = c.dp.AttachUplink(int(l.Index))
+			err = c.dp.AttachUplink(int(l.Index), uplinkHooks(l))
 		}
 		if err == nil {
 			if c.attached[l.Index] != l.Name {
@@ -80,7 +81,7 @@ func (c *uplinkController) attach(s *state) error {
 	}
 	var none error
 	if len(s.view.uplinks) == s.view.away {
-		none = errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists")
+		none = errors.New("no route leads out of this node over an interface that can be an uplink, or none of --uplink exists")
 	}
 	c.complaints.note("uplinks/none", none)
 	return errors.Join(uplinkErrors(s, fit, failed), c.tooMany(s, left))
@@ -112,7 +113,7 @@ func (c *uplinkController) choose(s *state) (fit, left []plan.Link) {
 // and what fails of that is said when they are detached.
 func (c *uplinkController) insert(s *state, l plan.Link) error {
 	for retried := false; ; retried = true {
-		err := c.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, uplinks.Value{Bit: l.Bit})
+		err := c.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, l.Entry())
 		if errors.Is(err, typed.ErrKeyExist) {
 			return nil
 		}
@@ -231,7 +232,7 @@ func (c *uplinkController) chosen(s *state) map[int]bool {
 }
 
 func (c *uplinkController) detachOthers(s *state) error {
-	all, err := c.dp.Attachments(attach.UplinkHooks()...)
+	all, err := c.dp.Attachments(slices.Concat(attach.UplinkHooks(), attach.BareHooks())...)
 	if err != nil {
 		return err
 	}
@@ -293,11 +294,38 @@ func (c *uplinkController) inspect(s *state) error {
 		if c.attached[l.Index] == "" {
 			continue // it has never had them, or the map has no room for it
 		}
-		for _, hook := range attach.UplinkHooks() {
+		for _, hook := range uplinkHooks(l) {
 			errs = append(errs, c.attachAgain(int(l.Index), l.Name, hook, repairedUplink))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// CheckUplink returns why no interface of that name can be an uplink.
+func CheckUplink(name string) error {
+	host, err := device.Open()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	l, err := host.LinkByName(name)
+	switch {
+	case errors.Is(err, device.ErrNotFound):
+		return fmt.Errorf("there is no interface %q", name)
+	case err != nil:
+		return err
+	case !canLeadOut(l):
+		return fmt.Errorf("%s is not an interface that can be an uplink: neither Ethernet nor one of IP packets alone, or a tunnel without a far end", name)
+	}
+	return nil
+}
+
+// uplinkHooks are those whose programs read what is on the uplink.
+func uplinkHooks(l plan.Link) []attach.Hook {
+	if l.Bare {
+		return attach.BareHooks()
+	}
+	return attach.UplinkHooks()
 }
 
 // attachAgain attaches a program that has been taken off an interface.

@@ -159,14 +159,14 @@ func (v *view) marks() (bits uint32) {
 }
 
 // findUplinks returns the interfaces that lead out of the node, by index: the
-// named ones, or all Ethernet interfaces that routes lead to. One that has only
+// named ones, or all interfaces that routes lead to. One that has only
 // routes to single addresses is no way out: it leads to another network's pod or guest. Nor are those of a link's own
 // prefix of IPv6, which each has. Nor are bridges whose containers are treated as pods.
 func (v *view) findUplinks(named, bridges []string) []plan.Link {
 	chosen := map[int]bool{}
 	if len(named) > 0 {
 		for _, l := range v.links {
-			chosen[l.Index] = slices.Contains(named, l.Name) && l.Name != tunnelName
+			chosen[l.Index] = slices.Contains(named, l.Name) && canLeadOut(l)
 		}
 	} else {
 		for _, r := range v.routes {
@@ -222,14 +222,16 @@ func (v *view) findBridges(named []string) (out []plan.Bridge) {
 // isOfLink reports whether an address of IPv6 means something on a link only. Those of IPv4 are none: hosts use them as others.
 func isOfLink(a netip.Addr) bool { return a.Is6() && (a.IsLinkLocalUnicast() || a.IsMulticast()) }
 
-// leadsOut refuses loopback, pods' links, the tunnel, and what has no Ethernet header for
-// our programs to read.
-func leadsOut(l device.Link) bool {
-	return l.Index != 0 && !l.Loopback() && !endpoint.IsHostLinkName(l.Name) && l.Name != tunnelName && len(l.MAC) == 6
+// leadsOut refuses what cannot be an uplink, and pods' links.
+func leadsOut(l device.Link) bool { return canLeadOut(l) && !endpoint.IsHostLinkName(l.Name) }
+
+// canLeadOut refuses loopback, the tunnel, and what has neither an Ethernet header nor none, so that our programs cannot read it.
+func canLeadOut(l device.Link) bool {
+	return l.Index != 0 && !l.Loopback() && l.Name != tunnelName && (l.Ethernet() || l.Bare)
 }
 
 func (v *view) uplink(l device.Link) plan.Link {
-	return plan.Link{Index: uint32(l.Index), Name: l.Name, MTU: uint32(l.MTU), VRF: v.vrf(l)}
+	return plan.Link{Index: uint32(l.Index), Name: l.Name, MTU: uint32(l.MTU), VRF: v.vrf(l), Bare: !l.Ethernet()}
 }
 
 // vrf is the index of the VRF device that a link is, or belongs to; 0: none.
@@ -281,7 +283,7 @@ func (v *view) facts() plan.Facts {
 	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Bridges: v.bridges, Addresses: v.sourceAddresses(), Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
 	f.Holders, f.NotEthernet = map[netip.Addr]string{}, map[uint32]plan.Link{}
 	for _, l := range v.links {
-		if len(l.MAC) != 6 && !l.Loopback() {
+		if !l.Ethernet() && !l.Loopback() {
 			f.NotEthernet[uint32(l.Index)] = v.uplink(l)
 		}
 	}

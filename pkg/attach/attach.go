@@ -48,12 +48,14 @@ func ParseMode(s string) (Mode, error) {
 type Hook string
 
 // The hooks. FromPod is on a pod's host-side veth, ToPod as well where the programs serve Services, FromTunnel and ToTunnel are on the tunnel device, the others on
-// uplinks.
+// uplinks: FromL3 and ToL3 on those without an Ethernet header.
 const (
 	FromPod    Hook = "from_pod"
 	ToPod      Hook = "to_pod"
 	FromUplink Hook = "from_uplink"
 	ToUplink   Hook = "to_uplink"
+	FromL3     Hook = "from_l3"
+	ToL3       Hook = "to_l3"
 	FromTunnel Hook = "from_tunnel"
 	ToTunnel   Hook = "to_tunnel"
 )
@@ -61,11 +63,14 @@ const (
 // Program is the name of the program for the hook.
 func (h Hook) Program() string { return "ec_" + string(h) }
 
-func (h Hook) egress() bool { return h == ToPod || h == ToUplink || h == ToTunnel }
+func (h Hook) egress() bool { return h == ToPod || h == ToUplink || h == ToL3 || h == ToTunnel }
 
 // UplinkHooks are the hooks of an interface that leads out of the node. What
 // leaves is seen before what arrives, so that no packet leaves with a pod's address.
 func UplinkHooks() []Hook { return []Hook{ToUplink, FromUplink} }
+
+// BareHooks are UplinkHooks of an interface without an Ethernet header.
+func BareHooks() []Hook { return []Hook{ToL3, FromL3} }
 
 // TunnelHooks are the hooks of the tunnel device.
 func TunnelHooks() []Hook { return []Hook{ToTunnel, FromTunnel} }
@@ -74,7 +79,7 @@ func TunnelHooks() []Hook { return []Hook{ToTunnel, FromTunnel} }
 func PodHooks() []Hook { return []Hook{ToPod, FromPod} }
 
 // Hooks are all of interfaces.
-func Hooks() []Hook { return slices.Concat(UplinkHooks(), TunnelHooks(), PodHooks()) }
+func Hooks() []Hook { return slices.Concat(UplinkHooks(), BareHooks(), TunnelHooks(), PodHooks()) }
 
 // Attacher attaches programs on one node. The zero Mode is Auto.
 type Attacher struct {

@@ -130,7 +130,7 @@ func knownPlaces(opts Options) ([]attach.Place, error) {
 	}
 	made = slices.DeleteFunc(made, func(i int) bool { return slices.Contains(pods, i) })
 	for _, i := range append(ups, made...) {
-		for _, hook := range attach.UplinkHooks() {
+		for _, hook := range slices.Concat(attach.UplinkHooks(), attach.BareHooks()) {
 			out = append(out, attach.Place{Ifindex: i, Hook: hook})
 		}
 	}

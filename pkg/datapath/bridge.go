@@ -14,7 +14,7 @@ import (
 // flows move to other maps, so that a reply finds its flow in either map. It is not
 // pinned, so it ends with the process.
 type bridge struct {
-	prog  *ebpf.Program
+	progs map[attach.Hook]*ebpf.Program
 	links []link.Link
 }
 
@@ -25,22 +25,27 @@ func (b *bridge) close() {
 	for _, l := range b.links {
 		_ = l.Close()
 	}
-	_ = b.prog.Close()
+	for _, p := range b.progs {
+		_ = p.Close()
+	}
 }
 
 // bridge builds the bridge, nil when no flows move. With an error it returns what it
 // has built, to be closed.
-func (l *loader) bridge(olds []attachment) (*bridge, error) {
+func (l *loader) bridge(olds []attachment) (b *bridge, err error) {
 	arrivals, _ := splitArrivals(olds)
 	if len(arrivals) == 0 || !l.tables.FlowsMove() {
 		return nil, nil
 	}
-	prog, err := l.loadTwin(attach.FromUplink.Program())
-	if err != nil {
-		return nil, err
-	}
-	b := &bridge{prog: prog}
+	b = &bridge{progs: map[attach.Hook]*ebpf.Program{}}
 	for _, old := range arrivals {
+		prog := b.progs[old.Hook]
+		if prog == nil {
+			if prog, err = l.loadTwin(old.Hook.Program()); err != nil {
+				return b, err
+			}
+			b.progs[old.Hook] = prog
+		}
 		// An old program attached by clsact runs after all tcx links.
 		anchor := link.Tail()
 		if old.mode == attach.TCX {

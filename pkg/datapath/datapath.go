@@ -4,7 +4,7 @@
 // content of maps to a new layout. It does not decide what is in the maps.
 //
 //	dp, err := datapath.Load(ctx, datapath.Options{Dir: dir, StateDir: state, NodeConfig: cfg, Log: log})
-//	err = dp.AttachUplink(3)
+//	err = dp.AttachUplink(3, attach.UplinkHooks())
 //	result, again, err := dp.Sweep()
 package datapath
 

@@ -134,7 +134,7 @@ func (l *live) start(t *testing.T, opts Options) *Datapath {
 	self := destinations.KeyFrom(netip.MustParsePrefix(liveNode + "/32"))
 	check(t, dp.Maps.Destinations.Put(self, destinations.Value{Kind: destinations.Host}))
 	check(t, dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: uint32(l.uplink)}, uplinks.Value{Addresses: wire.Addresses{addr(liveNode)}}))
-	check(t, dp.AttachUplink(l.uplink))
+	check(t, dp.AttachUplink(l.uplink, attach.UplinkHooks()))
 	check(t, dp.Attach(l.podVeth, attach.FromPod))
 	check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: uint32(l.podVeth)}, devices.Value{Addresses: wire.Addresses{addr(livePod)}, PodMAC: podMAC, HostMAC: hostMAC}))
 	check(t, dp.Maps.Endpoints.Put(endpoints.Key{Address: addr(livePod)}, endpoints.Value{Ifindex: uint32(l.podVeth), PodMAC: podMAC, HostMAC: hostMAC}))

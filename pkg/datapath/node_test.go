@@ -50,7 +50,7 @@ func newNode(t *testing.T, opts Options) node {
 	dp := mustLoad(t, opts)
 	n.uplink = addVeth(t, "up")
 	check(t, dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: uint32(n.uplink)}, uplinks.Value{Addresses: wire.Addresses{addr("192.0.2.9")}}))
-	check(t, dp.AttachUplink(n.uplink))
+	check(t, dp.AttachUplink(n.uplink, attach.UplinkHooks()))
 	check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: devices.World}, devices.Value{})) // no pod
 	for i, name := range []string{"pod1", "pod2", "pod3"} {
 		pod := addVeth(t, name)

@@ -89,8 +89,8 @@ func TestOthersQdiscsAndFiltersStay(t *testing.T) {
 	dp := mustLoad(t, opts)
 	theirs, filtered := addVeth(t, "theirs"), addVeth(t, "filtered")
 	addClsact(t, theirs)
-	check(t, dp.AttachUplink(theirs))
-	check(t, dp.AttachUplink(filtered))
+	check(t, dp.AttachUplink(theirs, attach.UplinkHooks()))
+	check(t, dp.AttachUplink(filtered, attach.UplinkHooks()))
 	addFilter(t, filtered, dp.Program("ec_to_uplink"))
 	check(t, Remove(context.Background(), opts))
 	if !hasClsact(t, theirs) {
@@ -113,7 +113,7 @@ func TestFiltersThatNobodyRecorded(t *testing.T) {
 	theirs := addVeth(t, "theirs")
 	addClsact(t, theirs)
 	addFilter(t, theirs, dp.Program("ec_to_uplink"))
-	check(t, dp.AttachUplink(theirs))
+	check(t, dp.AttachUplink(theirs, attach.UplinkHooks()))
 	all, err := dp.Attachments(attach.Hooks()...)
 	check(t, err)
 	if len(all) != 2 || all[0].Ifindex != theirs || all[1].Ifindex != theirs {
@@ -151,7 +151,7 @@ func TestUplinksComeAndGo(t *testing.T) {
 			dp := mustLoad(t, opts)
 			up := addVeth(t, "up")
 			for range 2 {
-				check(t, dp.AttachUplink(up))
+				check(t, dp.AttachUplink(up, attach.UplinkHooks()))
 				for _, hook := range attach.UplinkHooks() {
 					if ok, err := dp.Attached(up, hook); !ok || err != nil {
 						t.Errorf("%s is not attached (%v)", hook, err)
@@ -185,13 +185,13 @@ func TestAttachToAnInterfaceThatIsGone(t *testing.T) {
 	opts := isolated(t, attach.Clsact)
 	dp := mustLoad(t, opts)
 	up := addVeth(t, "up")
-	check(t, dp.AttachUplink(up))
+	check(t, dp.AttachUplink(up, attach.UplinkHooks()))
 	removeVeth(t, "up")
 	mustLoad(t, opts)
 	if made, err := dp.qdiscs.list(); len(made) > 0 || err != nil {
 		t.Errorf("recorded qdiscs after a start %v (%v)", made, err)
 	}
-	if err := dp.AttachUplink(up); err == nil {
+	if err := dp.AttachUplink(up, attach.UplinkHooks()); err == nil {
 		t.Error("no error")
 	}
 	check(t, dp.DetachUplink(up))

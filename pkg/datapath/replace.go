@@ -139,7 +139,7 @@ func (l *loader) restore(done []attachment) error {
 // are replaced last: until then the bridge finds the flows of old and new programs.
 func splitArrivals(all []attachment) (arrivals, others []attachment) {
 	for _, a := range all {
-		if a.Hook == attach.FromUplink {
+		if a.Hook == attach.FromUplink || a.Hook == attach.FromL3 {
 			arrivals = append(arrivals, a)
 		} else {
 			others = append(others, a)

@@ -53,6 +53,7 @@ func decodeLink(m []byte) (l Link, ok bool) {
 	}
 	flags := native.Uint32(m[8:])
 	l = Link{Index: number(m[4:]), Kind: KindHardware, PeerNS: -1, NoARP: flags&unix.IFF_NOARP != 0}
+	l.Bare = isBare(native.Uint16(m[2:]), flags)
 	if flags&unix.IFF_UP != 0 {
 		l.Flags |= net.FlagUp
 	}

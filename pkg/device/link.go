@@ -25,6 +25,7 @@ type Link struct {
 	MAC       net.HardwareAddr
 	Flags     net.Flags
 	NoARP     bool // neighbours are not resolved
+	Bare      bool // packets on it are IP without a header before that (isBare)
 	Running   bool // operationally up: it carries packets
 	PeerIndex int  // of a veth: its peer's index, in the peer's namespace; of others: that of the device below
 	PeerNS    int  // the id that this namespace has for the peer's; negative: the peer is in this one, or there is none
@@ -43,6 +44,30 @@ func (l Link) Up() bool { return l.Flags&net.FlagUp != 0 }
 
 // Loopback reports whether the link is a loopback device.
 func (l Link) Loopback() bool { return l.Flags&net.FlagLoopback != 0 }
+
+// Ethernet reports whether packets on the link begin with an Ethernet header.
+func (l Link) Ethernet() bool { return len(l.MAC) == 6 && !l.Bare }
+
+// encapTypes are the hardware types that isBare knows, by what package netlink calls them.
+var encapTypes = map[string]uint16{
+	"none": unix.ARPHRD_NONE, "unknown519": arphrdRawIP, "ppp": unix.ARPHRD_PPP, "ipip": unix.ARPHRD_TUNNEL, "tunnel6": unix.ARPHRD_TUNNEL6,
+	"sit": unix.ARPHRD_SIT, "gre": unix.ARPHRD_IPGRE, "unknown823": unix.ARPHRD_IP6GRE,
+}
+
+const arphrdRawIP = 519 // of modems
+
+// isBare reports whether the kernel takes from a link of this hardware type, and gives to it, IP packets without a header
+// (dev_is_mac_header_xmit). A tunnel without a far end of its own finds one by the host's route, so that programs cannot send to it;
+// one to a group begins packets with the outer header.
+func isBare(hardware uint16, flags uint32) bool {
+	switch hardware {
+	case unix.ARPHRD_NONE, arphrdRawIP:
+		return true
+	case unix.ARPHRD_PPP, unix.ARPHRD_TUNNEL, unix.ARPHRD_TUNNEL6, unix.ARPHRD_SIT, unix.ARPHRD_IPGRE, unix.ARPHRD_IP6GRE:
+		return flags&unix.IFF_POINTOPOINT != 0 && flags&unix.IFF_BROADCAST == 0
+	}
+	return false
+}
 
 // AllLinks is the Index of the settings in net/ipv4/conf/all, of which forwarding is net/ipv4/ip_forward as well.
 const AllLinks = -1
@@ -165,7 +190,7 @@ func convert(l netlink.Link) Link {
 	a := l.Attrs()
 	out := Link{
 		Index: a.Index, Name: a.Name, Kind: l.Type(), MTU: a.MTU, MAC: a.HardwareAddr, Flags: a.Flags,
-		NoARP: a.RawFlags&unix.IFF_NOARP != 0, Running: a.OperState == netlink.OperUp,
+		NoARP: a.RawFlags&unix.IFF_NOARP != 0, Bare: isBare(encapTypes[a.EncapType], a.RawFlags), Running: a.OperState == netlink.OperUp,
 		PeerIndex: a.ParentIndex, PeerNS: a.NetNsID, Master: a.MasterIndex,
 	}
 	if v, ok := l.(*netlink.Vxlan); ok {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -175,7 +176,11 @@ func (s *survey) wanted() []attach.Place {
 		}
 	}
 	for _, u := range s.uplinks {
-		for _, hook := range attach.UplinkHooks() {
+		hooks := attach.UplinkHooks()
+		if u.Value.Flags&uplinks.Bare != 0 {
+			hooks = attach.BareHooks()
+		}
+		for _, hook := range hooks {
 			out = append(out, attach.Place{Ifindex: int(u.Key.Ifindex), Hook: hook})
 		}
 	}

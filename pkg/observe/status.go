@@ -289,7 +289,7 @@ func (s *survey) node() error {
 		s.Uplinks = append(s.Uplinks, Uplink{e.Key.Ifindex, s.interfaces[e.Key.Ifindex], e.Value.Addresses.All()})
 	}
 	if len(s.uplinks) == 0 {
-		s.problem("there is no uplink: pods do not reach the world, and other nodes only over a VPN; give the node a route over an Ethernet interface, or the agent the right --uplink")
+		s.problem("there is no uplink: pods do not reach the world, and other nodes only over a VPN; give the node a route over an interface that can be an uplink, or the agent the right --uplink")
 	}
 	return nil
 }

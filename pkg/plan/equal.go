@@ -17,7 +17,7 @@ func (f Facts) Equal(o Facts) bool {
 }
 
 func (l Link) equal(o Link) bool {
-	return l.Index == o.Index && l.Name == o.Name && l.MTU == o.MTU && l.Bit == o.Bit && l.Away == o.Away && l.VRF == o.VRF
+	return l.Index == o.Index && l.Name == o.Name && l.MTU == o.MTU && l.Bit == o.Bit && l.Away == o.Away && l.VRF == o.VRF && l.Bare == o.Bare
 }
 
 func (r KernelRoute) equal(o KernelRoute) bool {

@@ -336,13 +336,16 @@ func (j *judge) addresses(ranked []candidate) {
 	}
 }
 
-// reach finds the uplink on whose link an address is.
+// reach finds the uplink on whose link an address is, and its neighbours: a VPN's peers take packets with the VPN's addresses alone.
 func (j *judge) reach(a netip.Addr) (Link, bool) {
 	r, found := j.route(a)
 	if !found || !r.OnLink {
 		return Link{}, false
 	}
-	return j.uplink(r.Index)
+	if l, is := j.uplink(r.Index); is && !l.Bare {
+		return l, true
+	}
+	return Link{}, false
 }
 
 func (j *judge) uplink(index uint32) (Link, bool) {

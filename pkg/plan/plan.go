@@ -30,8 +30,19 @@ type Link struct {
 	Bit uint32
 	// VRF is the index of the VRF device that the link belongs to; 0: none.
 	VRF uint32
+	// Bare says that packets on it have no Ethernet header.
+	Bare bool
 	// Away says that no route leads over it any more, perhaps only for a moment.
 	Away bool
+}
+
+// Entry is what map uplinks has of the link before its addresses are known.
+func (l Link) Entry() uplinks.Value {
+	v := uplinks.Value{Bit: l.Bit}
+	if l.Bare {
+		v.Flags = uplinks.Bare
+	}
+	return v
 }
 
 // KernelRoute is a route that is not ours: how the kernel reaches a prefix.
@@ -70,7 +81,8 @@ type Facts struct {
 	// Holders names the link that has each address, for messages.
 	Holders map[netip.Addr]string
 	Uplinks []Link
-	// NotEthernet are the links without an Ethernet header, by index. They cannot be uplinks; the tunnel's outer packets may go by them.
+	// NotEthernet are the links without an Ethernet header, by index, be they uplinks or not. The tunnel's outer packets may go by them, no
+	// packets of pods to other nodes.
 	NotEthernet map[uint32]Link
 	// Bridges are those whose containers are treated as pods.
 	Bridges []Bridge

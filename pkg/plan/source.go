@@ -94,7 +94,7 @@ func (b *builder) uplinks() {
 		}
 	})
 	for _, l := range b.in.Facts.Uplinks {
-		v := uplinks.Value{Bit: l.Bit}
+		v := l.Entry()
 		for f, c := range choosers[l.Index] {
 			v.Addresses[f] = wire.AddrFrom(c.main)
 			b.exceptions(c)

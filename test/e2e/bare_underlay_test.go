@@ -17,7 +17,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// bareLink joins two nodes by interfaces without Ethernet, as a VPN does, and counts the datagrams that it carries.
+// bareLink joins two hosts by interfaces without Ethernet, as a VPN does, and counts the datagrams that it carries.
 type bareLink struct {
 	tunnelled atomic.Int64
 	marked    [2]atomic.Int64 // of those with markedText, to the tunnel's port and the next
@@ -25,7 +25,7 @@ type bareLink struct {
 
 const markedText = "not the tunnel's"
 
-func joinBare(t *testing.T, a, b *lab.Node) *bareLink {
+func joinBare(t *testing.T, a, b *lab.Namespace) *bareLink {
 	t.Helper()
 	l := &bareLink{}
 	ends := [2]*os.File{openTun(t, a, "vpn0"), openTun(t, b, "vpn0")}
@@ -71,7 +71,7 @@ func TestTunnelOverNoEthernet(t *testing.T) {
 		t.Run("over "+outer.String(), func(t *testing.T) {
 			t.Parallel()
 			l := lab.ForTest(t, lab.Options{Nodes: 2, Families: families}, drops.WrongUplink)
-			link := joinBare(t, l.Nodes[0], l.Nodes[1])
+			link := joinBare(t, l.Nodes[0].Namespace, l.Nodes[1].Namespace)
 			specs := l.NodeSpecs()
 			for i, node := range l.Nodes {
 				internal := func(i int) netip.Addr {

@@ -17,11 +17,11 @@ import (
 
 // Routes by which pods' packets leave a node and meet no program that could masquerade them: ebpfctl status says so.
 
-// openTun makes an interface without Ethernet on a node, as a VPN does, and returns its other end.
-func openTun(t *testing.T, node *lab.Node, name string) *os.File {
+// openTun makes an interface without Ethernet on a host, as a VPN does, and returns its other end.
+func openTun(t *testing.T, on *lab.Namespace, name string) *os.File {
 	t.Helper()
 	var tun *os.File
-	err := node.Do(func() error {
+	err := on.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK, 0)
 		if err != nil {
 			return err
@@ -39,7 +39,7 @@ func openTun(t *testing.T, node *lab.Node, name string) *os.File {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { tun.Close() })
-	runOn(t, node, "ip", "link", "set", name, "up")
+	run(t, on, "ip", "link", "set", name, "up")
 	return tun
 }
 
@@ -48,7 +48,7 @@ func TestSingleAddressesPastUplinks(t *testing.T) {
 	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1, Families: []wire.Family{wire.IPv4}})
 	node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
-	tun, peer := openTun(t, node, "vpn0"), netip.MustParseAddr("198.51.100.9")
+	tun, peer := openTun(t, node.Namespace, "vpn0"), netip.MustParseAddr("198.51.100.9")
 	runOn(t, node, "ip", "route", "add", peer.String(), "dev", "vpn0", "table", "52")
 	runOn(t, node, "ip", "route", "add", "198.51.100.10", "dev", "vpn0", "table", "52")
 	runOn(t, node, "ip", "rule", "add", "priority", "5270", "lookup", "52")

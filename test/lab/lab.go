@@ -296,13 +296,13 @@ func (l *Lab) fabricBits(family wire.Family) int {
 	return FabricPrefix[family].Bits()
 }
 
-// NewHost makes one more host, that nothing joins to the others, with addr for its own.
-func (l *Lab) NewHost(role string, addr netip.Addr) (*Namespace, error) {
+// NewHost makes one more host, that nothing joins to the others, with addrs for its own.
+func (l *Lab) NewHost(role string, addrs ...netip.Addr) (*Namespace, error) {
 	ns, err := l.newNamespace(role)
 	if err != nil {
 		return nil, err
 	}
-	ns.addrs = []netip.Addr{addr}
+	ns.addrs = addrs
 	return ns, nil
 }
 

@@ -1,0 +1,140 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// Uplinks without an Ethernet header, as VPNs, modems and PPP have. A host behind one is reached, and reaches what the node serves, as if
+// it were on an Ethernet.
+
+// bareEnds are the addresses of the two ends of such a link, the node's first. roadAddr is the far host's own, beyond the link's networks.
+var (
+	bareEnds = [wire.Families][2]netip.Addr{
+		wire.IPv4: {netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("10.99.0.2")},
+		wire.IPv6: {netip.MustParseAddr("fd00:99::1"), netip.MustParseAddr("fd00:99::2")},
+	}
+	roadAddr = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("192.0.2.20"), wire.IPv6: netip.MustParseAddr("2001:db8:20::20")}
+)
+
+// roadPort is a host port.
+const roadPort = 18080
+
+// bare is a cluster whose first node has its default routes over a link without Ethernet, to the host road.
+type bare struct {
+	*served
+	road *lab.Namespace
+	link string // the node's end
+}
+
+// startBare joins the first node and the host road by links of that name at both ends, and leads the node's default routes there.
+func startBare(t *testing.T, attach string, join func(t *testing.T, node, road *lab.Namespace) (link string), expected ...drops.Reason) *bare {
+	t.Helper()
+	s := startServed(t, lab.Options{Families: families, AgentFlags: []string{
+		attach, "--routing-mode=vxlan", fmt.Sprintf("--service-cidr=%s,%s", lab.ServiceCIDR[wire.IPv4], lab.ServiceCIDR[wire.IPv6]),
+	}}, expected...)
+	road, err := s.NewHost("road", roadAddr[wire.IPv4], roadAddr[wire.IPv6])
+	must(t, err)
+	b := &bare{s, road, join(t, s.Nodes[0].Namespace, road)}
+	for f, ends := range bareEnds {
+		for i, ns := range []*lab.Namespace{s.Nodes[0].Namespace, road} {
+			run(t, ns, "ip", "addr", "add", fmt.Sprintf("%s/%d", ends[i], ends[i].BitLen()), "peer", single(ends[1-i]).String(), "dev", b.link, "nodad")
+		}
+		run(t, road, "ip", "addr", "add", single(roadAddr[f]).String(), "dev", "lo", "nodad")
+		run(t, s.Nodes[0].Namespace, "ip", familyFlag(wire.Family(f)), "route", "replace", "default", "dev", b.link)
+	}
+	eventually(t, answerLimit, b.link+" is an uplink with addresses", func() bool {
+		out, _ := s.Nodes[0].Ebpfctl(t.Context(), "dump", "uplinks")
+		return strings.Contains(string(out), bareEnds[wire.IPv4][0].String()) && strings.Contains(string(out), bareEnds[wire.IPv6][0].String())
+	})
+	return b
+}
+
+func familyFlag(f wire.Family) string { return [wire.Families]string{wire.IPv4: "-4", wire.IPv6: "-6"}[f] }
+
+// joinTun joins them by a tun device each.
+func joinTun(t *testing.T, node, road *lab.Namespace) string {
+	t.Helper()
+	joinBare(t, node, road)
+	return "vpn0"
+}
+
+func TestBareUplink(t *testing.T) {
+	t.Parallel()
+	forEachAttach(t, func(t *testing.T, attach string) {
+		startBare(t, attach, joinTun, drops.SpoofedSource, drops.WrongUplink, drops.NoBackend).meetAll(t)
+	})
+}
+
+// meetAll is all that goes over the link.
+func (b *bare) meetAll(t *testing.T) {
+	node := b.Nodes[0]
+	near, far := b.spec("near", b.near), b.spec("far", b.far)
+	near.NodePort, far.NodePort = nodePorts, nodePorts+1
+	none := b.spec("none")
+	none.NodePort = nodePorts + 2
+	b.set(t, near, far, none)
+	web := addHosted(t, node, "web", ports(roadPort, both)...)
+	serveBackend(t, b.road)
+	for f := range wire.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			own := bareEnds[f][0]
+			t.Run("out", func(t *testing.T) {
+				for _, to := range []netip.Addr{roadAddr[f], bareEnds[f][1]} {
+					b.assertOut(t, netip.AddrPortFrom(to, backendPort), own)
+				}
+			})
+			t.Run("in", func(t *testing.T) {
+				run(t, b.road, "ip", familyFlag(f), "route", "replace", single(node.AddrOf(f)).String(), "dev", b.link, "src", roadAddr[f].String())
+				seen := roadAddr[f]
+				at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(node.AddrOf(f), port) }
+				assertServedTo(t, b.road, at(nodePorts), b.near.Endpoint(f, backendPort).At, seen)
+				assertServedTo(t, b.road, at(nodePorts+1), b.far.Endpoint(f, backendPort).At, node.AddrOf(f))
+				assertServedTo(t, b.road, at(roadPort), web.Endpoint(f, webPort).At, seen)
+				assertServedTo(t, b.road, at(backendPort), at(backendPort), seen)
+				assertRefusedTo(t, b.road, at(nodePorts+2))
+			})
+			t.Run("forged", func(t *testing.T) { b.assertNotForged(t, f) })
+		})
+	}
+	statusSays(t, node, "No problems")
+}
+
+// assertOut has a pod of the node, and the node itself, reach a host over the link. It sees the node's address there.
+func (b *bare) assertOut(t *testing.T, to netip.AddrPort, own netip.Addr) {
+	t.Helper()
+	for _, from := range []*lab.Namespace{b.client.Namespace, b.Nodes[0].Namespace} {
+		assertReaches(t, from, to, own)
+		if _, err := from.Transfer(within(t, 20*time.Second), to, 4<<20); err != nil {
+			t.Errorf("%s: %v", from.Netns(), err)
+		}
+	}
+}
+
+// assertNotForged has the far host send to a pod as other pods, as a Service and as the node. What comes as the host itself arrives.
+func (b *bare) assertNotForged(t *testing.T, f wire.Family) {
+	t.Helper()
+	node, to := b.Nodes[0], b.near
+	run(t, b.road, "ip", familyFlag(f), "route", "replace", single(to.AddrOf(f)).String(), "dev", b.link)
+	server := listenUDP(t, to.Namespace, netip.AddrPortFrom(to.AddrOf(f), 9)) // datagram's port
+	for _, source := range []netip.Addr{b.client.AddrOf(f), b.far.AddrOf(f), b.at("near", f).Addr(), node.AddrOf(f)} {
+		refused := func() uint64 { return dropped(t, node, drops.SpoofedSource) + dropped(t, node, drops.WrongUplink) }
+		before := refused()
+		must(t, b.road.SendRaw(datagram(t, source, to.AddrOf(f), "forged")))
+		eventually(t, answerLimit, "what comes as "+source.String()+" is dropped", func() bool { return refused() == before+1 })
+	}
+	must(t, b.road.SendRaw(datagram(t, roadAddr[f], to.AddrOf(f), "true")))
+	must(t, server.SetReadDeadline(time.Now().Add(priv.Patience(answerLimit))))
+	got := make([]byte, 100)
+	if n, from, err := server.ReadFromUDPAddrPort(got); err != nil || string(got[:n]) != "true" || from.Addr() != roadAddr[f] {
+		t.Errorf("the pod got %q from %s: %v", got[:n], from, err)
+	}
+}
