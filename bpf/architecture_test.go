@@ -30,11 +30,12 @@ func mapRows(t *testing.T, types map[string]ebpf.ProgramType) map[string][]strin
 		said := columns[2] + "," + columns[3]
 		var named []string
 		for _, user := range slices.Sorted(maps.Keys(types)) {
-			most := user == DataplaneProgEcFromPod || user == DataplaneProgEcFromUplink || user == DataplaneProgEcToUplink
+			most := user == DataplaneProgEcFromPod || strings.HasSuffix(user, "_uplink") || strings.HasSuffix(user, "_l3")
 			all := types[user] == ebpf.SchedCLS && strings.Contains(said, "all programs")
 			most = most && strings.Contains(said, "`ec_from_pod` and uplinks' programs")
-			// Those on sockets are named without their family.
-			if all || most || strings.Contains(said, "`"+strings.TrimRight(user, "46")+"`") {
+			// Those on sockets are named without their family, those for uplinks without an Ethernet header as the others.
+			name := strings.TrimRight(strings.Replace(user, "_l3", "_uplink", 1), "46")
+			if all || most || strings.Contains(said, "`"+name+"`") {
 				named = append(named, user)
 			}
 		}

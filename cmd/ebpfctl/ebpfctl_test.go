@@ -125,7 +125,7 @@ func TestDumpTable(t *testing.T) {
 		t.Error(diff)
 	}
 	got = call(t, h.args("dump", "uplinks", "endpoints", "uplinks")...)
-	want.stdout = "== uplinks ==\nIFINDEX  IPV4  IPV6  BIT\n\n== endpoints ==\n" + want.stdout
+	want.stdout = "== uplinks ==\nIFINDEX  IPV4  IPV6  BIT  FLAGS\n\n== endpoints ==\n" + want.stdout
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
 		t.Errorf("several maps: %s", diff)
 	}

@@ -39,7 +39,7 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,
 	View: typed.View[Key, Value]{
-		Columns: typed.Columns("IFINDEX#", "IPV4", "IPV6", "BIT#", "LINK"),
+		Columns: typed.Columns("IFINDEX#", "IPV4", "IPV6", "BIT#", "FLAGS"),
 		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Ifindex, b.Key.Ifindex) },
 		Cells: func(k Key, v Value) []any {
 			return []any{k.Ifindex, v.Addresses[wire.IPv4], v.Addresses[wire.IPv6], v.Bit, v.Flags}

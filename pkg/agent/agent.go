@@ -186,7 +186,7 @@ func (a *agent) load(ctx context.Context) (err error) {
 	a.mode.beginWith(shares.snatGiven)
 	o := datapath.Options{
 		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.nodeConfig(a.mode.programMode),
-		SnatEntries: a.cfg.SnatEntries, Log: a.log,
+		SnatEntries: a.cfg.SnatEntries, Log: a.log, Bare: a.mode.bare,
 	}
 	a.dp, err = a.withoutCgroup(ctx, o, datapath.Load)
 	if err != nil && a.forgo(ctx, err) {

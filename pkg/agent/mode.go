@@ -4,11 +4,14 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // retryMode is when another attempt is made at a mode that did not come about:
@@ -29,6 +32,8 @@ type modeController struct {
 	programMode // as the programs have it
 	// shared are the ports that masqueraded flows should get, as far as the level allows.
 	shared snatGiven
+	// needsBare says that an uplink has no Ethernet header.
+	needsBare bool
 	// found is that as it was found last: the programs may not have followed yet.
 	found netfilter.Level
 	// again is when to look again, after a failure.
@@ -41,11 +46,12 @@ type modeController struct {
 	outcomes chan outcome
 }
 
-// programMode is what programs are loaded for that may change while the agent runs: whose packets netfilter may translate, and which
-// ports new masqueraded flows get.
+// programMode is what programs are loaded for that may change while the agent runs: whose packets netfilter may translate, which ports
+// new masqueraded flows get, and whether there are programs for uplinks without an Ethernet header.
 type programMode struct {
 	level netfilter.Level
 	snatGiven
+	bare bool
 }
 
 // outcome is how a change of the programs went.
@@ -66,6 +72,8 @@ func (c *modeController) begin(now time.Time) {
 		c.log.Warn("netfilter's rules can't be read", "error", err)
 	}
 	c.found = c.level
+	links, err := c.host.Links() // without a list they come when the first uplink of that kind does
+	c.bare = err == nil && slices.ContainsFunc(links, func(l device.Link) bool { return l.Bare && l.Up() })
 }
 
 // beginWith says which ports the first programs masquerade to.
@@ -84,11 +92,12 @@ func (c *modeController) find(ask func() (netfilter.Level, error)) (netfilter.Le
 	return ask()
 }
 
-// share takes which ports to masquerade to.
+// share takes which ports to masquerade to, and whether an uplink has no Ethernet header.
 func (c *modeController) share(s *state) error {
 	if s.ports != nil {
 		c.shared = s.ports.snatGiven
 	}
+	c.needsBare = slices.ContainsFunc(s.view.uplinks, func(l plan.Link) bool { return l.Bare })
 	return nil
 }
 
@@ -100,7 +109,7 @@ func (c *modeController) follow(now time.Time) {
 	level, err := c.find(func() (netfilter.Level, error) { return c.watch.Look(now, c.level) })
 	c.complaints.note("mode/netfilter's rules", err)
 	c.found = level
-	want := programMode{level, c.cfg.snatBeside(level, c.shared)}
+	want := programMode{level, c.cfg.snatBeside(level, c.shared), c.bare || c.needsBare}
 	if want == c.programMode {
 		c.complaints.note(unsuitedPrograms, nil) // what they could not be replaced for is over
 		return
@@ -141,7 +150,7 @@ func (c *modeController) run(ctx context.Context) error {
 }
 
 func (c *modeController) replace(ctx context.Context, mode programMode) {
-	err := c.dp.Reconfigure(ctx, c.nodeConfig(mode))
+	err := c.dp.Reconfigure(ctx, c.nodeConfig(mode), mode.bare)
 	c.outcomes <- outcome{mode, explainMode(err, mode.level)}
 }
 
@@ -171,7 +180,10 @@ func (c *modeController) changed(ctx context.Context, o outcome, now time.Time) 
 
 // unsuited says what is wrong while the programs can't be replaced by those of another mode.
 func (c *modeController) unsuited(want programMode) string {
-	if want.level == c.level {
+	switch {
+	case want.bare != c.bare:
+		return "the programs for uplinks without an Ethernet header could not be loaded: pods' packets leave there with pods' addresses"
+	case want.level == c.level:
 		return fmt.Sprintf("the programs still masquerade to ports %s, not %s, and could not be replaced, so the node's own connections may collide with pods'", c.snat, want.snat)
 	}
 	return "the programs do not suit netfilter's rules on this node and could not be replaced, so Services may not work"

@@ -61,6 +61,9 @@ func (c *uplinkController) attach(s *state) error {
 	fit, left := c.choose(s)
 	fresh := 0
 	for _, l := range fit {
+		if !c.loaded(l) {
+			continue
+		}
 		err := c.insert(s, l)
 		if err == nil {
 			err = c.dp.AttachUplink(int(l.Index), uplinkHooks(l))
@@ -318,6 +321,11 @@ func CheckUplink(name string) error {
 		return fmt.Errorf("%s is not an interface that can be an uplink: neither Ethernet nor one of IP packets alone, or a tunnel without a far end", name)
 	}
 	return nil
+}
+
+// loaded reports whether there are programs for the uplink. Those for one without an Ethernet header come a moment later (modeController).
+func (c *uplinkController) loaded(l plan.Link) bool {
+	return c.dp.Program(uplinkHooks(l)[0].Program()) != nil
 }
 
 // uplinkHooks are those whose programs read what is on the uplink.

@@ -59,6 +59,8 @@ type Options struct {
 	// NodeConfig is the programs' constants. The capacities, the lifetime of paths
 	// and the host's network namespace in it are filled in by Load.
 	NodeConfig config.NodeConfig
+	// Bare loads the programs for uplinks without an Ethernet header as well, those of attach.BareHooks.
+	Bare bool
 	// SnatEntries is the capacity of the tables snat and snat_reverse, and
 	// ConntrackEntries that of conntrack; 0: as compiled.
 	SnatEntries, ConntrackEntries uint32
@@ -150,16 +152,16 @@ func (d *Datapath) Program(name string) *ebpf.Program {
 }
 
 // Reconfigure replaces the running programs in place by the same ones with other
-// constants: maps, flows and attachments stay. After an error the old programs keep
+// constants, and with those for uplinks without an Ethernet header (Options.Bare) or without: maps, flows and attachments stay. After an error the old programs keep
 // running. Other methods wait while it replaces, but not while it waits itself, for
 // the verifier or for work on pods.
-func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig) error {
+func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig, bare bool) error {
 	// The new programs find the maps by their pins. A map without one would be created anew, empty.
 	if _, err := d.RestorePins(); err != nil {
 		return fmt.Errorf("reconfigure programs: %w", err)
 	}
 	opts := d.opts
-	opts.NodeConfig, opts.work = node, "mode change"
+	opts.NodeConfig, opts.Bare, opts.work = node, bare, "mode change"
 	begun := false
 	opts.begin = func() {
 		begun = true

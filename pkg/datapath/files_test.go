@@ -63,7 +63,7 @@ func TestFailedReconfigurationClosesItsFiles(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	before := openFiles(t)
 	for range 2 {
-		if err := dp.Reconfigure(context.Background(), other); err == nil {
+		if err := dp.Reconfigure(context.Background(), other, false); err == nil {
 			t.Fatal("succeeded although an attachment can't be looked at")
 		}
 	}
@@ -71,7 +71,7 @@ func TestFailedReconfigurationClosesItsFiles(t *testing.T) {
 		t.Errorf("%d files are still open after two tries", left)
 	}
 	check(t, os.Remove(broken))
-	check(t, dp.Reconfigure(context.Background(), other))
+	check(t, dp.Reconfigure(context.Background(), other, false))
 	if left := openFiles(t) - before; left != 0 {
 		t.Errorf("%d files more are open after one that succeeded", left)
 	}

@@ -313,7 +313,7 @@ func TestLiveFlowsOutliveAChangeOfMode(t *testing.T) {
 			levels := []uint32{config.Masquerades, config.Translates, config.Masquerades, 0, config.Translates, 0}
 			connections, datagrams := l.outlive(t, len(levels), func() {
 				opts.NodeConfig.NetfilterNat, levels = levels[0], levels[1:]
-				check(t, dp.Reconfigure(context.Background(), opts.NodeConfig))
+				check(t, dp.Reconfigure(context.Background(), opts.NodeConfig, false))
 				if _, _, err := dp.Sweep(); err != nil {
 					t.Errorf("sweep after the change: %v", err)
 				}

@@ -21,7 +21,8 @@ import (
 )
 
 // spec returns a copy of the programs, which the caller may change. Those for sockets are left out where they are not attached,
-// since they would do nothing and want more of the kernel.
+// since they would do nothing and want more of the kernel; those for uplinks without an Ethernet header unless they are asked for, since
+// few nodes have any and the verifier takes long.
 func (o Options) spec() (spec *ebpf.CollectionSpec, err error) {
 	if o.Spec != nil {
 		spec = o.Spec.Copy()
@@ -30,6 +31,11 @@ func (o Options) spec() (spec *ebpf.CollectionSpec, err error) {
 	}
 	if !o.onSockets() {
 		maps.DeleteFunc(spec.Programs, func(_ string, p *ebpf.ProgramSpec) bool { return isOnSockets(p.Type) })
+	}
+	for _, hook := range attach.BareHooks() {
+		if !o.Bare {
+			delete(spec.Programs, hook.Program())
+		}
 	}
 	return spec, nil
 }

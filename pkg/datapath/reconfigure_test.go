@@ -18,7 +18,7 @@ func TestReconfigureKeepsMapsWithoutPins(t *testing.T) {
 	check(t, dp.Maps.Endpoints.Put(key, want))
 	check(t, os.Remove(opts.Dir.Map(endpoints.Name)))
 	opts.NodeConfig.NetfilterNat = config.Translates
-	check(t, dp.Reconfigure(context.Background(), opts.NodeConfig))
+	check(t, dp.Reconfigure(context.Background(), opts.NodeConfig, false))
 	pinned, err := endpoints.Open(opts.Dir.Map(endpoints.Name))
 	check(t, err)
 	defer pinned.Close()

@@ -61,7 +61,7 @@ func TestServicesAreTurnedOnAndOff(t *testing.T) {
 				}
 				if on {
 					n.assertToPods(t, want)
-					check(t, dp.Reconfigure(context.Background(), n.serving(on).NodeConfig))
+					check(t, dp.Reconfigure(context.Background(), n.serving(on).NodeConfig, false))
 					n.assertToPods(t, want)
 					n.assertSockets(t, true)
 				} else {

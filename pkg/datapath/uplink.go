@@ -10,7 +10,9 @@ import (
 
 // AttachUplink attaches the programs of these hooks to an interface that leads out of the node: attach.UplinkHooks, or attach.BareHooks.
 // Programs of other builds are replaced.
-func (d *Datapath) AttachUplink(ifindex int, hooks []attach.Hook) error { return d.attachAll(ifindex, hooks) }
+func (d *Datapath) AttachUplink(ifindex int, hooks []attach.Hook) error {
+	return d.attachAll(ifindex, hooks)
+}
 
 // AttachTunnel attaches the programs to the tunnel device, as AttachUplink does to an uplink.
 func (d *Datapath) AttachTunnel(ifindex int) error { return d.attachAll(ifindex, attach.TunnelHooks()) }
@@ -26,7 +28,9 @@ func (d *Datapath) attachAll(ifindex int, hooks []attach.Hook) error {
 
 // DetachUplink removes the programs, and a qdisc that we created, from an interface.
 // It is no error if there is nothing, or no such interface.
-func (d *Datapath) DetachUplink(ifindex int) error { return d.detachAll(ifindex, slices.Concat(attach.UplinkHooks(), attach.BareHooks())) }
+func (d *Datapath) DetachUplink(ifindex int) error {
+	return d.detachAll(ifindex, slices.Concat(attach.UplinkHooks(), attach.BareHooks()))
+}
 
 // DetachBridge removes the programs from a bridge, as DetachUplink does from an uplink.
 func (d *Datapath) DetachBridge(ifindex int) error { return d.detachAll(ifindex, attach.PodHooks()) }

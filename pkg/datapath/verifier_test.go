@@ -114,7 +114,7 @@ func TestVerifierHasBounds(t *testing.T) {
 // verified loads the embedded programs and returns the verifier's counts.
 func verified(t *testing.T, node config.NodeConfig) map[string]int {
 	t.Helper()
-	spec, err := configure(Options{NodeConfig: node, Cgroup: "/any"})
+	spec, err := configure(Options{NodeConfig: node, Cgroup: "/any", Bare: true})
 	check(t, err)
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {

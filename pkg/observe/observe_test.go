@@ -70,7 +70,7 @@ var filledJSON = map[string]string{
   {"cookie": 77, "number": 1, "frontend_address": "10.96.0.10", "backend_address": "10.244.2.7", "frontend_port": 53, "backend_port": 5353, "proto": "udp", "connected": 1, "set": 5, "backend": 9, "generation": 2, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
 ]`,
 	"uplinks": `[
-  {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3}
+  {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3, "flags": ""}
 ]`,
 	"sources": `[
   {"ifindex": 2, "prefix": "10.0.0.0/8", "address": "192.0.2.2"}

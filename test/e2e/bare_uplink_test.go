@@ -3,11 +3,15 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	events "github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -35,6 +39,9 @@ type bare struct {
 	link string // the node's end
 }
 
+// bareDrops are those of meetAll.
+var bareDrops = []drops.Reason{drops.SpoofedSource, drops.WrongUplink, drops.NoBackend, drops.TooBig}
+
 // startBare joins the first node and the host road by links of that name at both ends, and leads the node's default routes there.
 func startBare(t *testing.T, attach string, join func(t *testing.T, node, road *lab.Namespace) (link string), expected ...drops.Reason) *bare {
 	t.Helper()
@@ -46,19 +53,22 @@ func startBare(t *testing.T, attach string, join func(t *testing.T, node, road *
 	b := &bare{s, road, join(t, s.Nodes[0].Namespace, road)}
 	for f, ends := range bareEnds {
 		for i, ns := range []*lab.Namespace{s.Nodes[0].Namespace, road} {
+			run(t, ns, "ip", "link", "set", b.link, "mtu", "1450") // as pods have
 			run(t, ns, "ip", "addr", "add", fmt.Sprintf("%s/%d", ends[i], ends[i].BitLen()), "peer", single(ends[1-i]).String(), "dev", b.link, "nodad")
 		}
 		run(t, road, "ip", "addr", "add", single(roadAddr[f]).String(), "dev", "lo", "nodad")
-		run(t, s.Nodes[0].Namespace, "ip", familyFlag(wire.Family(f)), "route", "replace", "default", "dev", b.link)
+		run(t, s.Nodes[0].Namespace, "ip", familyFlag(wire.Family(f)), "route", "replace", "default", "via", ends[1].String(), "dev", b.link)
 	}
-	eventually(t, answerLimit, b.link+" is an uplink with addresses", func() bool {
+	eventually(t, readyLimit, b.link+" is an uplink with addresses", func() bool {
 		out, _ := s.Nodes[0].Ebpfctl(t.Context(), "dump", "uplinks")
 		return strings.Contains(string(out), bareEnds[wire.IPv4][0].String()) && strings.Contains(string(out), bareEnds[wire.IPv6][0].String())
 	})
 	return b
 }
 
-func familyFlag(f wire.Family) string { return [wire.Families]string{wire.IPv4: "-4", wire.IPv6: "-6"}[f] }
+func familyFlag(f wire.Family) string {
+	return [wire.Families]string{wire.IPv4: "-4", wire.IPv6: "-6"}[f]
+}
 
 // joinTun joins them by a tun device each.
 func joinTun(t *testing.T, node, road *lab.Namespace) string {
@@ -67,10 +77,31 @@ func joinTun(t *testing.T, node, road *lab.Namespace) string {
 	return "vpn0"
 }
 
+// joinEthernet joins them by a veth each, on which neither has a network.
+func joinEthernet(t *testing.T, node, road *lab.Namespace) string {
+	t.Helper()
+	file, err := os.Open(road.Path())
+	must(t, err)
+	defer file.Close()
+	must(t, node.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "peer0"}, PeerName: "peer0", PeerNamespace: netlink.NsFd(file.Fd())}))
+	for _, ns := range []*lab.Namespace{node, road} {
+		run(t, ns, "ip", "link", "set", "peer0", "up")
+	}
+	return "peer0"
+}
+
+// An Ethernet on which the node has only a route to its peer is an uplink as one with a network is.
+func TestUplinkWithoutNetwork(t *testing.T) {
+	t.Parallel()
+	forNewestAttach(t, func(t *testing.T, attach string) {
+		startBare(t, attach, joinEthernet, bareDrops...).meetAll(t)
+	})
+}
+
 func TestBareUplink(t *testing.T) {
 	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
-		startBare(t, attach, joinTun, drops.SpoofedSource, drops.WrongUplink, drops.NoBackend).meetAll(t)
+		startBare(t, attach, joinTun, bareDrops...).meetAll(t)
 	})
 }
 
@@ -93,7 +124,7 @@ func (b *bare) meetAll(t *testing.T) {
 				}
 			})
 			t.Run("in", func(t *testing.T) {
-				run(t, b.road, "ip", familyFlag(f), "route", "replace", single(node.AddrOf(f)).String(), "dev", b.link, "src", roadAddr[f].String())
+				run(t, b.road, "ip", familyFlag(f), "route", "replace", single(node.AddrOf(f)).String(), "via", bareEnds[f][0].String(), "src", roadAddr[f].String())
 				seen := roadAddr[f]
 				at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(node.AddrOf(f), port) }
 				assertServedTo(t, b.road, at(nodePorts), b.near.Endpoint(f, backendPort).At, seen)
@@ -106,6 +137,16 @@ func (b *bare) meetAll(t *testing.T) {
 		})
 	}
 	statusSays(t, node, "No problems")
+	// A route that asks for more than programs can ask about has the host's stack forward all of it.
+	run(t, node.Namespace, "ip", "route", "add", "198.51.100.99", "tos", "0x10", "dev", b.link)
+	statusSays(t, node, "through the host's stack")
+	for f := range wire.Families {
+		before := passed(t, node, wire.FromPod, events.Forwarded)
+		b.assertOut(t, netip.AddrPortFrom(roadAddr[f], backendPort), bareEnds[f][0])
+		if passed(t, node, wire.FromPod, events.Forwarded) != before {
+			t.Errorf("%s: packets of pods did not pass the stack", f)
+		}
+	}
 }
 
 // assertOut has a pod of the node, and the node itself, reach a host over the link. It sees the node's address there.
@@ -123,7 +164,7 @@ func (b *bare) assertOut(t *testing.T, to netip.AddrPort, own netip.Addr) {
 func (b *bare) assertNotForged(t *testing.T, f wire.Family) {
 	t.Helper()
 	node, to := b.Nodes[0], b.near
-	run(t, b.road, "ip", familyFlag(f), "route", "replace", single(to.AddrOf(f)).String(), "dev", b.link)
+	run(t, b.road, "ip", familyFlag(f), "route", "replace", single(to.AddrOf(f)).String(), "via", bareEnds[f][0].String())
 	server := listenUDP(t, to.Namespace, netip.AddrPortFrom(to.AddrOf(f), 9)) // datagram's port
 	for _, source := range []netip.Addr{b.client.AddrOf(f), b.far.AddrOf(f), b.at("near", f).Addr(), node.AddrOf(f)} {
 		refused := func() uint64 { return dropped(t, node, drops.SpoofedSource) + dropped(t, node, drops.WrongUplink) }

@@ -52,7 +52,7 @@ func TestSingleAddressesPastUplinks(t *testing.T) {
 	runOn(t, node, "ip", "route", "add", peer.String(), "dev", "vpn0", "table", "52")
 	runOn(t, node, "ip", "route", "add", "198.51.100.10", "dev", "vpn0", "table", "52")
 	runOn(t, node, "ip", "rule", "add", "priority", "5270", "lookup", "52")
-	statusSays(t, node, "routes to single addresses, such as 198.51.100.", "lead over vpn0, which has no programs", "vpn0 is no Ethernet interface")
+	statusSays(t, node, "routes to single addresses, such as 198.51.100.", "lead over vpn0, which has no programs", "--uplink eth0,vpn0")
 	send(t, dialUDP(t, pod.Namespace, 0, netip.AddrPortFrom(peer, 9)), "hello")
 	if err := tun.SetReadDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
 		t.Fatal(err)
