@@ -179,6 +179,7 @@ func (a *agent) load(ctx context.Context) (err error) {
 		return err
 	}
 	a.mode.begin(time.Now())
+	a.mode.beginOn(a.host)
 	shares, err := a.sysctls.portShares()
 	if err != nil {
 		return err

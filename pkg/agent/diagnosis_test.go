@@ -186,6 +186,7 @@ func TestNetworkProblemsAreTold(t *testing.T) {
 	ready(t, l)
 	run(t, "ip tuntap add dev tun9 mode tun")
 	run(t, "ip link set dev tun9 up")
+	l.cfg.Uplinks = []string{"uplink"}
 	told := map[string]int{}
 	for _, step := range []struct{ spoil, mend, reason string }{
 		{"ip address del 172.18.0.11/24 dev uplink; ip route add 198.51.100.0/24 dev uplink", "ip address add 172.18.0.11/24 dev uplink", noUplinkAddress},
@@ -250,7 +251,7 @@ func TestRemedyOfAnInterfacePastUplinks(t *testing.T) {
 	if remedy := c.asUplink(ethernet); !strings.HasSuffix(remedy, ": --uplink eth0,docker0") {
 		t.Errorf("of an Ethernet interface: %q", remedy)
 	}
-	if remedy := c.asUplink(other); !strings.Contains(remedy, "wwan0 is no Ethernet interface") || strings.Contains(remedy, "--uplink") {
+	if remedy := c.asUplink(other); !strings.Contains(remedy, "wwan0 is of a kind that cannot be one") || strings.Contains(remedy, "--uplink") {
 		t.Errorf("of another one: %q", remedy)
 	}
 }

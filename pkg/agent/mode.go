@@ -72,7 +72,12 @@ func (c *modeController) begin(now time.Time) {
 		c.log.Warn("netfilter's rules can't be read", "error", err)
 	}
 	c.found = c.level
-	links, err := c.host.Links() // without a list they come when the first uplink of that kind does
+}
+
+// beginOn says whether the first programs are for links without an Ethernet header as well. Without a list of links they come when the
+// first uplink of that kind does.
+func (c *modeController) beginOn(host *device.Handle) {
+	links, err := host.Links()
 	c.bare = err == nil && slices.ContainsFunc(links, func(l device.Link) bool { return l.Bare && l.Up() })
 }
 

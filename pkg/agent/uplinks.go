@@ -61,10 +61,10 @@ func (c *uplinkController) attach(s *state) error {
 	fit, left := c.choose(s)
 	fresh := 0
 	for _, l := range fit {
-		if !c.loaded(l) {
+		err := c.insert(s, l)
+		if err == nil && !c.loaded(l) {
 			continue
 		}
-		err := c.insert(s, l)
 		if err == nil {
 			err = c.dp.AttachUplink(int(l.Index), uplinkHooks(l))
 		}
@@ -205,12 +205,21 @@ func (c *uplinkController) writeAddresses(s *state) error {
 	if err != nil {
 		return err
 	}
-	want := maps.Clone(s.plan.Uplinks)
+	want, apart := maps.Clone(s.plan.Uplinks), s.plan.Exceptions
 	maps.DeleteFunc(want, func(k uplinks.Key, _ uplinks.Value) bool { _, there := entries.Have[k]; return !there })
-	c.tellChanges(s.view, choices(entries.Have, exceptions.Have), choices(want, s.plan.Exceptions))
+	for _, l := range s.view.uplinks {
+		if c.loaded(l) {
+			continue
+		}
+		// Until its programs can translate answers, pods' packets over it are dropped.
+		delete(want, uplinks.Key{Ifindex: l.Index})
+		apart = maps.Clone(apart)
+		maps.DeleteFunc(apart, func(k sources.Key, _ sources.Value) bool { return k.Ifindex == l.Index })
+	}
+	c.tellChanges(s.view, choices(entries.Have, exceptions.Have), choices(want, apart))
 	return errors.Join(
-		exceptions.Add(s.plan.Exceptions), entries.Add(want),
-		exceptions.Remove(func(k sources.Key, _ sources.Value) bool { _, is := s.plan.Exceptions[k]; return is }),
+		exceptions.Add(apart), entries.Add(want),
+		exceptions.Remove(func(k sources.Key, _ sources.Value) bool { _, is := apart[k]; return is }),
 	)
 }
 

@@ -21,10 +21,11 @@ func testView() *view {
 		{Index: 1, Name: "lo", MTU: 65536, MAC: make(net.HardwareAddr, 6), Flags: net.FlagLoopback | net.FlagUp},
 		{Index: 2, Name: "eth0", MTU: 1500, MAC: mac},
 		{Index: 3, Name: "eth1", MTU: 9000, MAC: mac},
-		{Index: 4, Name: "tun0", MTU: 1400},
+		{Index: 4, Name: "tun0", MTU: 1400, Bare: true},
 		{Index: 5, Name: pod, MTU: 1500, MAC: mac},
 		{Index: 6, Name: "idle", MTU: 1280, MAC: mac},
 		{Index: 7, Name: "bond0", MTU: 1450, MAC: mac},
+		{Index: 8, Name: "ib0", MTU: 2044, MAC: make(net.HardwareAddr, 20)},
 	} {
 		v.links[l.Index] = l
 	}
@@ -39,6 +40,7 @@ func testView() *view {
 		route("192.168.0.0/24", 3, "", 2),
 		route("10.8.0.0/24", 4, "", 2),
 		route("10.244.1.5/32", 5, "", device.Protocol),
+		route("10.12.0.0/24", 8, "", 2),
 		route("10.99.0.0/24", 5, "", 3), // somebody routes something to a pod
 		route("10.244.2.0/24", 6, "172.18.0.9", device.Protocol),
 		route("fe80::/64", 6, "", 2),
@@ -68,7 +70,8 @@ func TestFindUplinks(t *testing.T) {
 		named []string
 		want  []string
 	}{
-		{nil, []string{"eth0", "eth1", "bond0"}},
+		{nil, []string{"eth0", "eth1", "tun0", "bond0"}},
+		{[]string{"tun0", "ib0", "lo"}, []string{"tun0"}},
 		{[]string{"eth1"}, []string{"eth1"}},
 		{[]string{"idle", "absent"}, []string{"idle"}},
 	} {
@@ -88,7 +91,7 @@ func TestFacts(t *testing.T) {
 	if len(f.Endpoints) != 1 || f.Endpoints[0].String() != "10.9.0.1" {
 		t.Errorf("endpoints %v: one that is being released counts no more", f.Endpoints)
 	}
-	if diff := cmp.Diff(map[uint32]plan.Link{4: {Index: 4, Name: "tun0", MTU: 1400}}, f.NotEthernet); diff != "" {
+	if diff := cmp.Diff(map[uint32]plan.Link{4: {Index: 4, Name: "tun0", MTU: 1400, Bare: true}, 8: {Index: 8, Name: "ib0", MTU: 2044, Bare: true}}, f.NotEthernet); diff != "" {
 		t.Errorf("interfaces without Ethernet: -want +got:\n%s", diff)
 	}
 	onLink := map[string]bool{}
@@ -96,7 +99,7 @@ func TestFacts(t *testing.T) {
 		onLink[r.Dst.String()] = r.OnLink
 	}
 	want := map[string]bool{
-		"0.0.0.0/0": false, "172.18.0.0/24": true, "192.168.0.0/24": true, "10.8.0.0/24": true, "10.99.0.0/24": true, "10.6.0.0/24": false, "10.5.0.0/24": false, "10.7.0.0/16": false,
+		"0.0.0.0/0": false, "172.18.0.0/24": true, "192.168.0.0/24": true, "10.8.0.0/24": true, "10.12.0.0/24": true, "10.99.0.0/24": true, "10.6.0.0/24": false, "10.5.0.0/24": false, "10.7.0.0/16": false,
 	}
 	if diff := cmp.Diff(want, onLink); diff != "" {
 		t.Errorf("routes -want +got:\n%s", diff)

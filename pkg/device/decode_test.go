@@ -3,6 +3,7 @@ package device
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,6 +18,8 @@ func TestListsAreTheKernels(t *testing.T) {
 	h, _ := inside(t)
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "one", MTU: 1400}, PeerName: "two"}
 	must(t, netlink.LinkAdd(veth))
+	must(t, netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun"}, Mode: netlink.TUNTAP_MODE_TUN}))
+	must(t, netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tap"}, Mode: netlink.TUNTAP_MODE_TAP}))
 	for name, address := range map[string]string{"one": "10.1.0.1/24", "two": "10.2.0.1/24"} {
 		l, err := netlink.LinkByName(name)
 		must(t, err)
@@ -59,10 +62,18 @@ func TestListsAreTheKernels(t *testing.T) {
 	for _, l := range all {
 		c := convert(l)
 		c.Flags &= net.FlagUp | net.FlagLoopback
+		if c.Kind == "tuntap" { // to the kernel it is tun
+			c.Kind = "tun"
+		}
 		links = append(links, c)
 	}
 	have, err := h.Links()
 	same("links", links, have, err)
+	for _, l := range have {
+		if ethernet := slices.Contains([]string{"one", "two", "tap"}, l.Name); l.Ethernet() != ethernet || l.Bare != (l.Name == "tun") {
+			t.Errorf("%s: that packets have an Ethernet header %t, or none %t", l.Name, l.Ethernet(), l.Bare)
+		}
+	}
 	var four, six, policy []Route
 	for table, into := range map[int]*[]Route{unix.RT_TABLE_MAIN: &four, 300: &policy} {
 		found, err := h.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
@@ -180,4 +191,30 @@ func FuzzDecodeEvents(f *testing.F) {
 		decodeEvents(b, unix.NETLINK_ROUTE, func(Event) {})
 		_, _ = decodeNeighbour(b)
 	})
+}
+
+// A tunnel has packets without a header if it has one far end.
+func TestBareLinks(t *testing.T) {
+	for _, tt := range []struct {
+		hardware uint16
+		flags    uint32
+		want     bool
+	}{
+		{unix.ARPHRD_ETHER, unix.IFF_BROADCAST, false},
+		{unix.ARPHRD_LOOPBACK, unix.IFF_LOOPBACK, false},
+		{unix.ARPHRD_INFINIBAND, unix.IFF_BROADCAST, false},
+		{unix.ARPHRD_NONE, unix.IFF_POINTOPOINT, true}, // WireGuard, tun
+		{unix.ARPHRD_NONE, unix.IFF_NOARP, true},       // IPsec's interfaces
+		{unix.ARPHRD_PPP, unix.IFF_POINTOPOINT, true},
+		{unix.ARPHRD_TUNNEL, unix.IFF_NOARP | unix.IFF_POINTOPOINT, true},
+		{unix.ARPHRD_TUNNEL, unix.IFF_NOARP, false}, // tunl0
+		{unix.ARPHRD_TUNNEL6, unix.IFF_NOARP, false},
+		{unix.ARPHRD_SIT, unix.IFF_NOARP, false},
+		{unix.ARPHRD_IPGRE, unix.IFF_POINTOPOINT, true},
+		{unix.ARPHRD_IPGRE, unix.IFF_POINTOPOINT | unix.IFF_BROADCAST, false}, // to a group
+	} {
+		if got := isBare(tt.hardware, tt.flags); got != tt.want {
+			t.Errorf("hardware type %d with flags %#x: %t", tt.hardware, tt.flags, got)
+		}
+	}
 }

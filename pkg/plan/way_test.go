@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -50,8 +51,11 @@ func wayTo(r Result, p Peer) (destinations.Value, Route) {
 	return r.Destinations[destinations.KeyFrom(p.PodCIDRs[0])], r.Routes[i]
 }
 
-// withoutEthernet are links that no program reads.
-var withoutEthernet = map[uint32]Link{7: {Index: 7, Name: "wg0", MTU: 1420}, 8: {Index: 8, Name: "tailscale0", MTU: 1280}}
+// withoutEthernet are links of which some are no uplinks, so that no program reads them. bareUplink is one that is.
+var (
+	withoutEthernet = map[uint32]Link{7: {Index: 7, Name: "wg0", MTU: 1420, Bare: true}, 8: {Index: 8, Name: "tailscale0", MTU: 1280, Bare: true}}
+	bareUplink      = Link{Index: 7, Name: "wg0", MTU: 1420, Bare: true, Bit: 5}
+)
 
 // What comes from a node that is reached over no Ethernet comes by that link and the tunnel, and by no uplink.
 func TestArrivalsOverNoEthernet(t *testing.T) {
@@ -67,6 +71,18 @@ func TestArrivalsOverNoEthernet(t *testing.T) {
 				t.Errorf("%s may come by the uplinks %b, %s among them", p, mask, l.Name)
 			}
 		}
+	}
+	// Where the link is an uplink, they come by that one.
+	apart := in
+	apart.Facts.Uplinks = append(slices.Clone(in.Facts.Uplinks), bareUplink)
+	r = Make(apart)
+	for _, p := range []netip.Prefix{far.Dst, r.Peers[1].PodCIDRs[0]} {
+		if mask := r.Destinations[destinations.KeyFrom(p)].Uplinks; mask != 1<<bareUplink.Bit {
+			t.Errorf("%s may come by the uplinks %b", p, mask)
+		}
+	}
+	if v := r.Uplinks[uplinks.Key{Ifindex: 7}]; v.Flags != uplinks.Bare {
+		t.Errorf("the uplink is %+v", v)
 	}
 	// The default route leads there by an uplink, and says less than the other table.
 	in.Facts.Routes, in.Facts.Others = in.Facts.Routes[:len(in.Facts.Routes)-1], []KernelRoute{far}
@@ -154,6 +170,14 @@ func TestWays(t *testing.T) {
 			in.Facts.Routes[0].Index = 7
 			in.Facts.NotEthernet = withoutEthernet
 		}, direct, none, 0, 1500, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
+		{"over an uplink without Ethernet", RouteAuto, func(in *Input) {
+			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 7, OnLink: true})
+			in.Facts.NotEthernet, in.Facts.Uplinks = withoutEthernet, append(in.Facts.Uplinks, bareUplink)
+		}, direct, tunnel, 1370, 1370, ""},
+		{"over an uplink without Ethernet, direct", RouteDirect, func(in *Input) {
+			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 7, OnLink: true})
+			in.Facts.NotEthernet, in.Facts.Uplinks = withoutEthernet, append(in.Facts.Uplinks, bareUplink)
+		}, direct, none, 0, 1420, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
 		{"over no Ethernet by a rule", RouteAuto, func(in *Input) {
 			in.Facts.Others = []KernelRoute{{Dst: netip.MustParsePrefix("203.0.113.13/32"), Hops: []uint32{7}, Table: 52}}
 			in.Facts.NotEthernet = withoutEthernet
