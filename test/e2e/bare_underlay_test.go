@@ -6,11 +6,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -64,11 +66,16 @@ func (l *bareLink) count(packet []byte) {
 }
 
 // Nodes whose InternalIPs lie over a VPN reach each other's pods by the tunnel, with the MTU that the VPN leaves. By the Ethernet
-// beside nobody gets in as one of those pods.
+// beside nobody gets in as one of those pods. So it is where a route to more than a node makes the VPN an uplink.
 func TestTunnelOverNoEthernet(t *testing.T) {
 	t.Parallel()
-	for _, outer := range families {
-		t.Run("over "+outer.String(), func(t *testing.T) {
+	for i := range 2 * len(families) {
+		outer, uplink := families[i/2], i%2 == 1
+		name := "over " + outer.String()
+		if uplink {
+			name += ", an uplink"
+		}
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := lab.ForTest(t, lab.Options{Nodes: 2, Families: families}, drops.WrongUplink)
 			link := joinBare(t, l.Nodes[0].Namespace, l.Nodes[1].Namespace)
@@ -82,7 +89,11 @@ func TestTunnelOverNoEthernet(t *testing.T) {
 				}
 				runOn(t, node, "ip", "link", "set", "vpn0", "mtu", "1400")
 				runOn(t, node, "ip", "addr", "add", internal(i).String(), "dev", "vpn0")
-				runOn(t, node, "ip", "route", "add", internal(1-i).String(), "dev", "vpn0")
+				if uplink {
+					runOn(t, node, "ip", "route", "add", netip.PrefixFrom(internal(0), internal(0).BitLen()-8).Masked().String(), "dev", "vpn0")
+				} else {
+					runOn(t, node, "ip", "route", "add", internal(1-i).String(), "dev", "vpn0")
+				}
 				specs[i].InternalIPs = []netip.Addr{internal(i)}
 			}
 			if err := l.WriteNodes(specs...); err != nil {
@@ -110,7 +121,12 @@ func TestTunnelOverNoEthernet(t *testing.T) {
 			for _, f := range families {
 				assertNotForged(t, l, f, a, b)
 			}
-			link.assertNotTunnels(t, l, outer, a)
+			if out, _ := l.Nodes[0].Ebpfctl(t.Context(), "dump", "uplinks"); strings.Contains(string(out), "bare") != uplink {
+				t.Errorf("the uplinks are not as they should be:\n%s", out)
+			}
+			if !uplink {
+				link.assertNotTunnels(t, l, outer, a)
+			}
 		})
 	}
 }
@@ -121,7 +137,7 @@ func assertNotForged(t *testing.T, l *lab.Lab, f wire.Family, to, as *lab.Pod) {
 	node, addr := l.Nodes[0], as.AddrOf(f)
 	lo, err := l.Outside.Netlink().LinkByName("lo")
 	if err == nil {
-		err = l.Outside.Netlink().AddrAdd(lo, &netlink.Addr{IPNet: prefix(netip.PrefixFrom(addr, addr.BitLen()).String())})
+		err = l.Outside.Netlink().AddrAdd(lo, &netlink.Addr{IPNet: prefix(netip.PrefixFrom(addr, addr.BitLen()).String()), Flags: unix.IFA_F_NODAD})
 	}
 	if err == nil {
 		err = l.Outside.AddRoute(netip.PrefixFrom(to.AddrOf(f), addr.BitLen()), node.AddrOf(f), "")

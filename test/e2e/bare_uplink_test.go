@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	events "github.com/ebpf-cni/ebpf-cni/maps/traffic"
@@ -35,39 +37,66 @@ const roadPort = 18080
 // bare is a cluster whose first node has its default routes over a link without Ethernet, to the host road.
 type bare struct {
 	*served
-	road *lab.Namespace
-	link string // the node's end
+	road    *lab.Namespace
+	link    string // at both ends
+	carried []wire.Family
 }
 
-// bareDrops are those of meetAll.
-var bareDrops = []drops.Reason{drops.SpoofedSource, drops.WrongUplink, drops.NoBackend, drops.TooBig}
-
 // startBare joins the first node and the host road by links of that name at both ends, and leads the node's default routes there.
-func startBare(t *testing.T, attach string, join func(t *testing.T, node, road *lab.Namespace) (link string), expected ...drops.Reason) *bare {
+func startBare(t *testing.T, attach string, carried []wire.Family, join func(t *testing.T, node, road *lab.Namespace) (link string)) *bare {
 	t.Helper()
 	s := startServed(t, lab.Options{Families: families, AgentFlags: []string{
 		attach, "--routing-mode=vxlan", fmt.Sprintf("--service-cidr=%s,%s", lab.ServiceCIDR[wire.IPv4], lab.ServiceCIDR[wire.IPv6]),
-	}}, expected...)
+	}}, drops.SpoofedSource, drops.WrongUplink, drops.NoBackend, drops.TooBig)
 	road, err := s.NewHost("road", roadAddr[wire.IPv4], roadAddr[wire.IPv6])
 	must(t, err)
-	b := &bare{s, road, join(t, s.Nodes[0].Namespace, road)}
-	for f, ends := range bareEnds {
+	b := &bare{s, road, join(t, s.Nodes[0].Namespace, road), carried}
+	for _, f := range carried {
+		ends := bareEnds[f]
 		for i, ns := range []*lab.Namespace{s.Nodes[0].Namespace, road} {
-			run(t, ns, "ip", "link", "set", b.link, "mtu", "1450") // as pods have
-			run(t, ns, "ip", "addr", "add", fmt.Sprintf("%s/%d", ends[i], ends[i].BitLen()), "peer", single(ends[1-i]).String(), "dev", b.link, "nodad")
+			must(t, ns.SetMTU(b.link, 1450)) // as pods have
+			addPeer(t, ns, b.link, ends[i], ends[1-i])
 		}
-		run(t, road, "ip", "addr", "add", single(roadAddr[f]).String(), "dev", "lo", "nodad")
-		run(t, s.Nodes[0].Namespace, "ip", familyFlag(wire.Family(f)), "route", "replace", "default", "via", ends[1].String(), "dev", b.link)
+		addPeer(t, road, "lo", roadAddr[f], netip.Addr{})
+		replaceRoute(t, s.Nodes[0].Namespace, &netlink.Route{Gw: ends[1].AsSlice()}, b.link)
 	}
 	eventually(t, readyLimit, b.link+" is an uplink with addresses", func() bool {
 		out, _ := s.Nodes[0].Ebpfctl(t.Context(), "dump", "uplinks")
-		return strings.Contains(string(out), bareEnds[wire.IPv4][0].String()) && strings.Contains(string(out), bareEnds[wire.IPv6][0].String())
+		return !slices.ContainsFunc(carried, func(f wire.Family) bool { return !strings.Contains(string(out), bareEnds[f][0].String()) })
 	})
 	return b
 }
 
-func familyFlag(f wire.Family) string {
-	return [wire.Families]string{wire.IPv4: "-4", wire.IPv6: "-6"}[f]
+// addPeer gives a link an address without a network, to a peer if there is one.
+func addPeer(t *testing.T, on *lab.Namespace, name string, addr, peer netip.Addr) {
+	t.Helper()
+	link, err := on.Netlink().LinkByName(name)
+	must(t, err)
+	a := &netlink.Addr{IPNet: prefix(single(addr).String()), Flags: unix.IFA_F_NODAD}
+	if peer.IsValid() {
+		a.Peer = prefix(single(peer).String())
+	}
+	must(t, on.Netlink().AddrAdd(link, a))
+}
+
+func replaceRoute(t *testing.T, on *lab.Namespace, r *netlink.Route, name string) {
+	t.Helper()
+	link, err := on.Netlink().LinkByName(name)
+	must(t, err)
+	r.LinkIndex = link.Attrs().Index
+	// The kernel makes the route to a peer of IPv6 in the background.
+	eventually(t, answerLimit, "there is a "+r.String(), func() bool { err = on.Netlink().RouteReplace(r); return err == nil })
+	must(t, err)
+}
+
+// upBoth sets a link up at both ends.
+func upBoth(t *testing.T, name string, ends ...*lab.Namespace) {
+	t.Helper()
+	for _, ns := range ends {
+		link, err := ns.Netlink().LinkByName(name)
+		must(t, err)
+		must(t, ns.Netlink().LinkSetUp(link))
+	}
 }
 
 // joinTun joins them by a tun device each.
@@ -84,9 +113,7 @@ func joinEthernet(t *testing.T, node, road *lab.Namespace) string {
 	must(t, err)
 	defer file.Close()
 	must(t, node.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "peer0"}, PeerName: "peer0", PeerNamespace: netlink.NsFd(file.Fd())}))
-	for _, ns := range []*lab.Namespace{node, road} {
-		run(t, ns, "ip", "link", "set", "peer0", "up")
-	}
+	upBoth(t, "peer0", node, road)
 	return "peer0"
 }
 
@@ -94,14 +121,14 @@ func joinEthernet(t *testing.T, node, road *lab.Namespace) string {
 func TestUplinkWithoutNetwork(t *testing.T) {
 	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
-		startBare(t, attach, joinEthernet, bareDrops...).meetAll(t)
+		startBare(t, attach, families, joinEthernet).meetAll(t)
 	})
 }
 
 func TestBareUplink(t *testing.T) {
 	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
-		startBare(t, attach, joinTun, bareDrops...).meetAll(t)
+		startBare(t, attach, families, joinTun).meetAll(t)
 	})
 }
 
@@ -115,7 +142,7 @@ func (b *bare) meetAll(t *testing.T) {
 	b.set(t, near, far, none)
 	web := addHosted(t, node, "web", ports(roadPort, both)...)
 	serveBackend(t, b.road)
-	for f := range wire.Families {
+	for _, f := range b.carried {
 		t.Run(f.String(), func(t *testing.T) {
 			own := bareEnds[f][0]
 			t.Run("out", func(t *testing.T) {
@@ -124,7 +151,7 @@ func (b *bare) meetAll(t *testing.T) {
 				}
 			})
 			t.Run("in", func(t *testing.T) {
-				run(t, b.road, "ip", familyFlag(f), "route", "replace", single(node.AddrOf(f)).String(), "via", bareEnds[f][0].String(), "src", roadAddr[f].String())
+				replaceRoute(t, b.road, &netlink.Route{Dst: prefix(single(node.AddrOf(f)).String()), Gw: bareEnds[f][0].AsSlice(), Src: roadAddr[f].AsSlice()}, b.link)
 				seen := roadAddr[f]
 				at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(node.AddrOf(f), port) }
 				assertServedTo(t, b.road, at(nodePorts), b.near.Endpoint(f, backendPort).At, seen)
@@ -138,9 +165,9 @@ func (b *bare) meetAll(t *testing.T) {
 	}
 	statusSays(t, node, "No problems")
 	// A route that asks for more than programs can ask about has the host's stack forward all of it.
-	run(t, node.Namespace, "ip", "route", "add", "198.51.100.99", "tos", "0x10", "dev", b.link)
+	replaceRoute(t, node.Namespace, &netlink.Route{Dst: prefix("198.51.100.99/32"), Tos: 0x10}, b.link)
 	statusSays(t, node, "through the host's stack")
-	for f := range wire.Families {
+	for _, f := range b.carried {
 		before := passed(t, node, wire.FromPod, events.Forwarded)
 		b.assertOut(t, netip.AddrPortFrom(roadAddr[f], backendPort), bareEnds[f][0])
 		if passed(t, node, wire.FromPod, events.Forwarded) != before {
@@ -164,7 +191,7 @@ func (b *bare) assertOut(t *testing.T, to netip.AddrPort, own netip.Addr) {
 func (b *bare) assertNotForged(t *testing.T, f wire.Family) {
 	t.Helper()
 	node, to := b.Nodes[0], b.near
-	run(t, b.road, "ip", familyFlag(f), "route", "replace", single(to.AddrOf(f)).String(), "via", bareEnds[f][0].String())
+	replaceRoute(t, b.road, &netlink.Route{Dst: prefix(single(to.AddrOf(f)).String()), Gw: bareEnds[f][0].AsSlice()}, b.link)
 	server := listenUDP(t, to.Namespace, netip.AddrPortFrom(to.AddrOf(f), 9)) // datagram's port
 	for _, source := range []netip.Addr{b.client.AddrOf(f), b.far.AddrOf(f), b.at("near", f).Addr(), node.AddrOf(f)} {
 		refused := func() uint64 { return dropped(t, node, drops.SpoofedSource) + dropped(t, node, drops.WrongUplink) }

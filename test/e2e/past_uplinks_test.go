@@ -39,7 +39,7 @@ func openTun(t *testing.T, on *lab.Namespace, name string) *os.File {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { tun.Close() })
-	run(t, on, "ip", "link", "set", name, "up")
+	upBoth(t, name, on)
 	return tun
 }
 

@@ -24,6 +24,8 @@ var wanted = []string{
 	"udp_diag",
 	// For pods that speak them.
 	"?ip_gre", "?ip6_gre", "?sctp",
+	// Links without an Ethernet header.
+	"?ipip", "?wireguard",
 }
 
 // moduleTree are the modules of one kernel: a directory such as /lib/modules/6.1.0-56-amd64, or one above it. depmod need

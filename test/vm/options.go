@@ -37,7 +37,7 @@ var selected = selection{
 	"cni":         tests("TestAddMakesAPodAndDelUnmakesIt", "TestHostReachesThePod", "TestOrderOfAdd", "TestClsact", "TestReboot", "TestInTheHandsOfLibcni"),
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods", "TestSmallerMTUOutside", "TestForeignPrograms.*",
 		"TestOffloadForgesNothing", "TestOffloadsOfPodsAreCarriedOut", "TestSumsFollowWhatChanges", "TestTunnelBetweenPods",
-		"TestGREAndSCTPBetweenPods", "TestCleanupLeavesTheNodeAsItWas", "TestProcessesReachServices"),
+		"TestGREAndSCTPBetweenPods", "TestCleanupLeavesTheNodeAsItWas", "TestProcessesReachServices", "TestWireGuardUplink", "TestIPIPUplink"),
 	"test/prog": tests(slices.Concat(mainPaths, helpersOfTheKernel)...),
 }
 
@@ -72,7 +72,7 @@ var narrowed = map[string]selection{"6.12": {
 	"pkg/datapath": tests("TestVerifier", "TestProbe.*", "TestUpgradeReplacesEveryAttachment", "TestLoadChangesHowProgramsAreAttached",
 		"TestRemoveLeavesNothingOfOurs"),
 	"cni":      tests("TestOrderOfAdd", "TestInTheHandsOfLibcni"),
-	"test/e2e": tests("TestEverybodyReachesEverybody", "TestForeignProgramsBesideOurs"),
+	"test/e2e": tests("TestEverybodyReachesEverybody", "TestForeignProgramsBesideOurs", "TestWireGuardUplink", "TestIPIPUplink"),
 	"test/prog": tests("Test.*Verdicts", "Test.*OnTheWire", "TestWorldOpensFlow", "TestMasqueradedFlow", "TestNodePort", "TestFragmentedBothWays",
 		"TestICMPErrorFromWorld", "TestHostSocketsAvoided", "TestBesideNetfilter", "TestSweepInSlices", "TestRandomPackets"),
 }}
