@@ -108,9 +108,12 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 				due.within(max(0, l.next-time.Since(due.ended)))
 			}
 		case o := <-l.mode.outcomes:
+			waited := l.mode.needsBare && !l.mode.bare
 			l.mode.changed(ctx, o, time.Now())
 			l.judge()
-			due.within(l.next)
+			if due.within(l.next); waited && l.mode.bare {
+				due.within(0) // an uplink has been waiting for its programs
+			}
 		case <-due.timer.C:
 			whole := due.begin()
 			again := l.passOver(ctx, whole)
