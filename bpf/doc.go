@@ -6,6 +6,8 @@
 //	ec_to_pod       tc egress of a host-side veth       packets that the host's stack sends to the pod, where Services are served
 //	ec_from_uplink  tc ingress of an uplink             packets that reach the node
 //	ec_to_uplink    tc egress of an uplink              packets that the host's stack sends
+//	ec_from_l3      tc ingress of an uplink without an Ethernet header
+//	ec_to_l3        tc egress of one
 //	ec_from_tunnel  tc ingress of the tunnel device     packets that other nodes send through the tunnel
 //	ec_to_tunnel    tc egress of the tunnel device      packets that the host's stack sends through it
 //	ec_collect      syscall, run by the agent           slices of the flow tables, to remove ended flows

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Interfaces without an Ethernet header, such as WireGuard's, tun, PPP and ipip. Their programs give each packet a header of their
- * own, so that all else can read it, and redirect it, as if it were a frame of an Ethernet interface. The kernel removes
- * the header where such a packet goes on: on arrival in front of its stack, and where it is redirected to an interface without one.
+ * Interfaces without an Ethernet header, such as WireGuard's, tun, PPP and ipip. Their programs give each packet a
+ * header of their own, so that all else can read it, and redirect it, as if it were a frame of an Ethernet interface.
+ * The kernel removes the header where such a packet goes on: on arrival in front of its stack, and where it is
+ * redirected to an interface without one.
  */
 #ifndef EC_LIB_L3_H
 #define EC_LIB_L3_H
@@ -16,8 +17,8 @@ EC_INLINE bool l3_reads(const struct __sk_buff *ctx)
 }
 
 /*
- * Gives the packet a header. Its addresses are locally administered: VXLAN takes no frame from 00:00:00:00:00:00. The kernel has no
- * room for a header in a packet of more than 16 KiB, unless it is of GSO.
+ * Gives the packet a header. Its addresses are locally administered: VXLAN takes no frame from 00:00:00:00:00:00. The
+ * kernel has no room for a header in a packet of more than 16 KiB, unless it is of GSO.
  */
 EC_CALL enum verdict l3_begin(struct __sk_buff *ctx)
 {
@@ -29,8 +30,8 @@ EC_CALL enum verdict l3_begin(struct __sk_buff *ctx)
 }
 
 /*
- * The action of a packet that leaves. No helper removes a header again but redirection: what goes on is sent once more, with our mark,
- * by which the program passes it then.
+ * The action of a packet that leaves. No helper removes a header again but redirection: what goes on is sent once more,
+ * with our mark, by which the program passes it then.
  */
 EC_INLINE int l3_leave(struct __sk_buff *ctx, int action)
 {

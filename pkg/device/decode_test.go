@@ -205,7 +205,7 @@ func TestBareLinks(t *testing.T) {
 		{unix.ARPHRD_INFINIBAND, unix.IFF_BROADCAST, false},
 		{unix.ARPHRD_NONE, unix.IFF_POINTOPOINT, true}, // WireGuard, tun
 		{unix.ARPHRD_NONE, unix.IFF_NOARP, true},       // IPsec's interfaces
-		{unix.ARPHRD_PPP, unix.IFF_POINTOPOINT, true},
+		{unix.ARPHRD_PPP, unix.IFF_POINTOPOINT, redirectsToPPP()},
 		{unix.ARPHRD_TUNNEL, unix.IFF_NOARP | unix.IFF_POINTOPOINT, true},
 		{unix.ARPHRD_TUNNEL, unix.IFF_NOARP, false}, // tunl0
 		{unix.ARPHRD_TUNNEL6, unix.IFF_NOARP, false},

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -63,11 +64,27 @@ func isBare(hardware uint16, flags uint32) bool {
 	switch hardware {
 	case unix.ARPHRD_NONE, arphrdRawIP:
 		return true
-	case unix.ARPHRD_PPP, unix.ARPHRD_TUNNEL, unix.ARPHRD_TUNNEL6, unix.ARPHRD_SIT, unix.ARPHRD_IPGRE, unix.ARPHRD_IP6GRE:
+	case unix.ARPHRD_PPP:
+		return flags&unix.IFF_POINTOPOINT != 0 && redirectsToPPP()
+	case unix.ARPHRD_TUNNEL, unix.ARPHRD_TUNNEL6, unix.ARPHRD_SIT, unix.ARPHRD_IPGRE, unix.ARPHRD_IP6GRE:
 		return flags&unix.IFF_POINTOPOINT != 0 && flags&unix.IFF_BROADCAST == 0
 	}
 	return false
 }
+
+// redirectsToPPP reports whether the kernel removes a header from what programs redirect to PPP, which it surely does since Linux 6.6. An
+// earlier one may send it.
+var redirectsToPPP = sync.OnceValue(func() bool {
+	var name unix.Utsname
+	var major, minor int
+	if unix.Uname(&name) != nil {
+		return false
+	}
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor); err != nil {
+		return false
+	}
+	return major > 6 || major == 6 && minor >= 6
+})
 
 // AllLinks is the Index of the settings in net/ipv4/conf/all, of which forwarding is net/ipv4/ip_forward as well.
 const AllLinks = -1

@@ -96,7 +96,7 @@ func (o Outer) arriving() []*nl.RtAttr {
 	return o.addressAt(16) // daddr in struct iphdr
 }
 
-// forged matches what is forwarded with this node's address as its source over a link without Ethernet, where no program of ours drops
+// forged matches what is forwarded with this node's address as its source over a link without Ethernet, where no program of ours may drop
 // it: others would take it for this node's. Its own comes by the tunnel's device, or from nowhere.
 func (o Outer) forged() []*nl.RtAttr {
 	source := o.addressAt(12) // saddr in struct iphdr
