@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -79,6 +80,44 @@ func TestUplinkHasAnEntryWhileItHasPrograms(t *testing.T) {
 	}
 	if ok, err := l.dp.Attached(int(index), attach.FromUplink); ok || err != nil {
 		t.Errorf("attached: %v, error %v", ok, err)
+	}
+}
+
+// An uplink without an Ethernet header gets its own programs, which are loaded when it is there. Until then nothing is masqueraded to its
+// address, since no program would translate answers.
+func TestBareUplinkWaitsForItsPrograms(t *testing.T) {
+	l := testLoop(t)
+	l.cfg.KubeProxy = KubeProxyOff
+	ready(t, l)
+	run(t, "ip tuntap add dev tun9 mode tun")
+	run(t, "ip link set dev tun9 up")
+	run(t, "ip address add 10.99.0.1/24 dev tun9")
+	tun, err := l.host.LinkByName("tun9")
+	must(t, err)
+	index, zero := uint32(tun.Index), wire.Addr{}
+	expect := func(when string, loaded bool) {
+		t.Helper()
+		v, there := l.uplinkEntry(index)
+		if !there || v.Flags != uplinks.Bare || v.Addresses[wire.IPv4] != zero != loaded {
+			t.Errorf("%s: entry %+v, %v", when, v, there)
+		}
+		for _, hook := range attach.BareHooks() {
+			if ok, _ := l.dp.Attached(tun.Index, hook); ok != loaded {
+				t.Errorf("%s: attached as %s: %v", when, hook, ok)
+			}
+		}
+	}
+	l.pass(t.Context())
+	expect("before they are loaded", false)
+	if !l.follow(t, time.Now()) {
+		t.Fatal("no programs were loaded")
+	}
+	l.pass(t.Context())
+	expect("when they are loaded", true)
+	run(t, "ip link delete tun9")
+	l.pass(t.Context())
+	if l.follow(t, time.Now()) {
+		t.Error("programs were replaced when the uplink had gone")
 	}
 }
 

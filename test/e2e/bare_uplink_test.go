@@ -120,7 +120,7 @@ func joinEthernet(t *testing.T, node, road *lab.Namespace) string {
 // An Ethernet on which the node has only a route to its peer is an uplink as one with a network is.
 func TestUplinkWithoutNetwork(t *testing.T) {
 	t.Parallel()
-	forNewestAttach(t, func(t *testing.T, attach string) {
+	forEachAttach(t, func(t *testing.T, attach string) {
 		startBare(t, attach, families, joinEthernet).meetAll(t)
 	})
 }
