@@ -16,14 +16,21 @@ EC_INLINE bool l3_reads(const struct __sk_buff *ctx)
 	return !(ctx->mark & cfg.mark) && ip_family(ctx) != FAMILIES;
 }
 
+/* The first byte of the header's addresses, which are locally administered. No IP packet begins so. */
+#define L3_FIRST 2
+
 /*
- * Gives the packet a header. Its addresses are locally administered: VXLAN takes no frame from 00:00:00:00:00:00. The
- * kernel has no room for a header in a packet of more than 16 KiB, unless it is of GSO.
+ * Gives the packet a header, unless the program of another build that has run before has given it one. VXLAN takes no
+ * frame from 00:00:00:00:00:00. The kernel has no room for a header in a packet of more than 16 KiB, unless it is of
+ * GSO.
  */
 EC_CALL enum verdict l3_begin(struct __sk_buff *ctx)
 {
-	struct ethhdr eth = {.h_dest = {2}, .h_source = {2}, .h_proto = ctx->protocol};
+	struct ethhdr eth = {.h_dest = {L3_FIRST}, .h_source = {L3_FIRST}, .h_proto = ctx->protocol};
+	__u8 first;
 
+	if (!bpf_skb_load_bytes(ctx, 0, &first, sizeof(first)) && first == L3_FIRST)
+		return VERDICT_GO_ON;
 	if (bpf_skb_change_head(ctx, sizeof(eth), 0) || bpf_skb_store_bytes(ctx, 0, &eth, sizeof(eth), 0))
 		return -DROP_WRITE_FAILED;
 	return VERDICT_GO_ON;
