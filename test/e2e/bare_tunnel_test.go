@@ -27,7 +27,7 @@ func TestWireGuardUplink(t *testing.T) {
 	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		needKind(t, &netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}})
-		startBare(t, attach, families, joinWireGuard).meetAll(t)
+		startBare(t, attach, false, families, joinWireGuard).meetAll(t)
 	})
 }
 
@@ -35,7 +35,7 @@ func TestIPIPUplink(t *testing.T) {
 	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		needKind(t, &netlink.Iptun{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}, Local: beneath[0].AsSlice(), Remote: beneath[1].AsSlice()})
-		startBare(t, attach, []wire.Family{wire.IPv4}, joinIPIP).meetAll(t)
+		startBare(t, attach, false, []wire.Family{wire.IPv4}, joinIPIP).meetAll(t)
 	})
 }
 

@@ -42,29 +42,47 @@ type bare struct {
 	carried []wire.Family
 }
 
-// startBare joins the first node and the host road by links of that name at both ends, and leads the node's default routes there.
-func startBare(t *testing.T, attach string, carried []wire.Family, join func(t *testing.T, node, road *lab.Namespace) (link string)) *bare {
+// startBare joins the first node and the host road by links of that name at both ends, and leads the node's default routes there, before
+// the agents start or, late, afterwards.
+func startBare(t *testing.T, attach string, late bool, carried []wire.Family, join func(t *testing.T, node, road *lab.Namespace) (link string)) *bare {
 	t.Helper()
-	s := startServed(t, lab.Options{Families: families, AgentFlags: []string{
+	b := &bare{carried: carried}
+	lead := func(l *lab.Lab) {
+		var err error
+		b.road, err = l.NewHost("road", roadAddr[wire.IPv4], roadAddr[wire.IPv6])
+		must(t, err)
+		b.lead(t, l.Nodes[0].Namespace, join)
+	}
+	before := lead
+	if late {
+		before = func(*lab.Lab) {}
+	}
+	b.served = startServedOn(t, lab.Options{Families: families, AgentFlags: []string{
 		attach, "--routing-mode=vxlan", fmt.Sprintf("--service-cidr=%s,%s", lab.ServiceCIDR[wire.IPv4], lab.ServiceCIDR[wire.IPv6]),
-	}}, drops.SpoofedSource, drops.WrongUplink, drops.NoBackend, drops.TooBig)
-	road, err := s.NewHost("road", roadAddr[wire.IPv4], roadAddr[wire.IPv6])
-	must(t, err)
-	b := &bare{s, road, join(t, s.Nodes[0].Namespace, road), carried}
-	for _, f := range carried {
-		ends := bareEnds[f]
-		for i, ns := range []*lab.Namespace{s.Nodes[0].Namespace, road} {
-			must(t, ns.SetMTU(b.link, 1450)) // as pods have
-			addPeer(t, ns, b.link, ends[i], ends[1-i])
-		}
-		addPeer(t, road, "lo", roadAddr[f], netip.Addr{})
-		replaceRoute(t, s.Nodes[0].Namespace, &netlink.Route{Gw: ends[1].AsSlice()}, b.link)
+	}}, before, drops.SpoofedSource, drops.WrongUplink, drops.NoBackend, drops.TooBig)
+	if late {
+		lead(b.Lab)
 	}
 	eventually(t, readyLimit, b.link+" is an uplink with addresses", func() bool {
-		out, _ := s.Nodes[0].Ebpfctl(t.Context(), "dump", "uplinks")
+		out, _ := b.Nodes[0].Ebpfctl(t.Context(), "dump", "uplinks")
 		return !slices.ContainsFunc(carried, func(f wire.Family) bool { return !strings.Contains(string(out), bareEnds[f][0].String()) })
 	})
 	return b
+}
+
+// lead joins the hosts and leads the node's default routes to road.
+func (b *bare) lead(t *testing.T, node *lab.Namespace, join func(t *testing.T, node, road *lab.Namespace) (link string)) {
+	t.Helper()
+	b.link = join(t, node, b.road)
+	for _, f := range b.carried {
+		ends := bareEnds[f]
+		for i, ns := range []*lab.Namespace{node, b.road} {
+			must(t, ns.SetMTU(b.link, 1450)) // as pods have
+			addPeer(t, ns, b.link, ends[i], ends[1-i])
+		}
+		addPeer(t, b.road, "lo", roadAddr[f], netip.Addr{})
+		replaceRoute(t, node, &netlink.Route{Gw: ends[1].AsSlice()}, b.link)
+	}
 }
 
 // addPeer gives a link an address without a network, to a peer if there is one.
@@ -121,14 +139,14 @@ func joinEthernet(t *testing.T, node, road *lab.Namespace) string {
 func TestUplinkWithoutNetwork(t *testing.T) {
 	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
-		startBare(t, attach, families, joinEthernet).meetAll(t)
+		startBare(t, attach, false, families, joinEthernet).meetAll(t)
 	})
 }
 
 func TestBareUplink(t *testing.T) {
 	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
-		startBare(t, attach, families, joinTun).meetAll(t)
+		startBare(t, attach, attach == "--attach=tcx", families, joinTun).meetAll(t)
 	})
 }
 

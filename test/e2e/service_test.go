@@ -40,9 +40,18 @@ type served struct {
 // startServed starts agents, pods, and a server on each host and pod.
 func startServed(t *testing.T, opts lab.Options, expected ...drops.Reason) *served {
 	t.Helper()
+	return startServedOn(t, opts, func(*lab.Lab) {}, expected...)
+}
+
+// startServedOn is startServed with something done before the agents start.
+func startServedOn(t *testing.T, opts lab.Options, before func(*lab.Lab), expected ...drops.Reason) *served {
+	t.Helper()
 	opts.Nodes, opts.Router = 2, true
 	opts.AgentFlags = append(opts.AgentFlags, "--services=on")
-	s := newServed(startCluster(t, opts, expected...))
+	l := lab.ForTest(t, opts, expected...)
+	before(l)
+	startAgents(t, l)
+	s := newServed(l)
 	s.client, s.near, s.far = addPod(t, s.Nodes[0], "client"), addPod(t, s.Nodes[0], "near"), addPod(t, s.Nodes[1], "far")
 	for _, on := range []*lab.Namespace{s.client.Namespace, s.near.Namespace, s.far.Namespace, s.Nodes[0].Namespace, s.Nodes[1].Namespace, s.Outside} {
 		serveBackend(t, on)
