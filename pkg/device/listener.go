@@ -2,7 +2,6 @@ package device
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"syscall"
@@ -19,6 +18,8 @@ type Listener struct {
 	Both bool
 	// UID is the user of the process that has opened the socket.
 	UID uint32
+	// Ifindex is the link, or the VRF, that the socket is bound to; 0: to none.
+	Ifindex uint32
 }
 
 // Of linux/inet_diag.h: the length of struct inet_diag_msg, where its user is, and the attribute of IPV6_V6ONLY.
@@ -41,8 +42,7 @@ func (r listenerRequest) Serialize() []byte { //nolint:misspell // the name is t
 	return append(b, make([]byte, lenSocketID)...)
 }
 
-// Listeners lists the listeners of TCP or UDP, of both families, in the namespace of the calling goroutine's thread. The error matches
-// ErrNoSocketDiag where the kernel can't list them.
+// Listeners lists the listeners of TCP or UDP, of both families, in the namespace of the calling goroutine's thread.
 func Listeners(protocol byte) (all []Listener, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		messages, err := dump(func() ([][]byte, error) {
@@ -50,9 +50,6 @@ func Listeners(protocol byte) (all []Listener, err error) {
 			request.AddData(listenerRequest{family, protocol})
 			return request.Execute(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY)
 		})
-		if errors.Is(err, unix.ENOENT) { // no tcp_diag or udp_diag
-			return nil, fmt.Errorf("list listening sockets: %w: %w", ErrNoSocketDiag, err)
-		}
 		if err != nil {
 			return nil, fmt.Errorf("list listening sockets: %w", err)
 		}
@@ -73,12 +70,13 @@ func Listeners(protocol byte) (all []Listener, err error) {
 // listenerOf reads a struct inet_diag_msg and its attributes.
 func listenerOf(m []byte) (l Listener, err error) {
 	id := m[lenSocketTop:]
-	const src = 4
+	const src, link = 4, 36
 	address := netip.AddrFrom4([4]byte(id[src:]))
 	if m[0] == unix.AF_INET6 {
 		address = netip.AddrFrom16([16]byte(id[src:])).Unmap()
 	}
 	l.At, l.UID = netip.AddrPortFrom(address, binary.BigEndian.Uint16(id)), binary.NativeEndian.Uint32(m[atSocketUID:])
+	l.Ifindex = binary.NativeEndian.Uint32(id[link:])
 	if !address.Is6() || !address.IsUnspecified() {
 		return l, nil
 	}

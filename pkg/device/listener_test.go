@@ -2,6 +2,8 @@ package device
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -73,5 +75,32 @@ func TestListenerUser(t *testing.T) {
 	l, err := listenerOf(m)
 	if err != nil || l.UID != 1000 {
 		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+// A socket that is bound to a link says to which.
+func TestListenerOfALink(t *testing.T) {
+	inside(t)
+	for index, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+			return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo") }), err)
+		}}
+		var (
+			socket io.Closer
+			err    error
+		)
+		if index == 0 {
+			socket, err = config.Listen(context.Background(), "tcp4", "0.0.0.0:8006")
+		} else {
+			socket, err = config.ListenPacket(context.Background(), "udp4", "0.0.0.0:8006")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = socket.Close() })
+		all, err := Listeners(protocol)
+		if want := (Listener{At: netip.MustParseAddrPort("0.0.0.0:8006"), Ifindex: 1}); err != nil || !slices.Contains(all, want) {
+			t.Errorf("protocol %d: %+v, %v; want %+v", protocol, all, err, want)
+		}
 	}
 }

@@ -75,7 +75,7 @@ func (w *Work) freeHostPorts() error {
 	if err := w.passNodePorts(frontends); err != nil {
 		return err
 	}
-	return w.passListeners(frontends)
+	return w.passListeners(frontends, device.Listeners)
 }
 
 // passNodePorts fails with a *HostPortTakenError when a host port that ADD asks for is a Service's NodePort.
