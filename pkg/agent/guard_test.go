@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,7 +55,7 @@ func TestGuardedPorts(t *testing.T) {
 	guarded("at one address", append(agents, four, check)...)
 	must(t, os.Remove(filepath.Join(l.cfg.State, endpoint.GuardFile)))
 	c.accept(checked(0, "10.244.1.7"))
-	guarded("no health check, no API server", agents...)
+	guarded("no health check, and the API server restarts", append(agents, four)...)
 	must(t, os.Mkdir(filepath.Join(l.cfg.State, endpoint.GuardFile+".next"), 0o700))
 	c.accept(checked(32000, "10.244.1.7"))
 	if says := c.complaints.degraded()["services/guarded ports"]; !strings.Contains(says, "guarded-ports.json") {
@@ -62,7 +63,70 @@ func TestGuardedPorts(t *testing.T) {
 	}
 	must(t, os.Remove(filepath.Join(l.cfg.State, endpoint.GuardFile+".next")))
 	c.again()
-	guarded("it can be written", append(agents, check)...)
+	guarded("it can be written", append(agents, four, check)...)
+	restartServices(t, l)
+	c = l.services
+	t.Cleanup(c.checks.end)
+	c.accept(checked(0, "10.244.1.7"))
+	c.place(here("127.0.0.1", "192.0.2.1"))
+	guarded("the agent restarts as well", append(agents, four)...)
+	c.place(here("127.0.0.1"))
+	guarded("the address is gone", agents...)
+	c.place(here("127.0.0.1", "192.0.2.1"))
+	guarded("the address is back", agents...)
+}
+
+// While an API server of this node restarts, no Service gets its port either.
+func TestAPIServerThatRestartsIsNoServices(t *testing.T) {
+	l := testServices(t)
+	c := l.services
+	t.Cleanup(c.checks.end)
+	u := checked(0, "10.244.1.7")
+	u.Services[0].ExternalIPs, u.Services[0].Ports[0].Port = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, 6443
+	server := apiServerSlice("192.0.2.1")
+	u.Slices = append(u.Slices, server)
+	taken := func(when string, want bool) {
+		t.Helper()
+		is := slices.ContainsFunc(c.read().problems, func(p service.Problem) bool { return p.Reason == service.Taken && strings.Contains(p.Text, "192.0.2.1:6443") })
+		if is != want {
+			t.Errorf("%s: taken %t, problems %v", when, is, c.read().problems)
+		}
+	}
+	c.place(here("127.0.0.1", "192.0.2.1"))
+	c.accept(u)
+	taken("it answers", true)
+	server.Endpoints = nil
+	c.accept(service.Update{Slices: []service.Slice{server}})
+	taken("it restarts", true)
+	c.place(here("127.0.0.1"))
+	taken("the address is another node's", false)
+}
+
+// The list is not looked at while nothing has changed that it is made of.
+func TestGuardIsWrittenOnce(t *testing.T) {
+	l := testServices(t)
+	c := l.services
+	t.Cleanup(c.checks.end)
+	path := filepath.Join(l.cfg.State, endpoint.GuardFile)
+	c.accept(checked(32000, "10.244.1.7"))
+	c.place(here("127.0.0.1"))
+	must(t, os.WriteFile(path, []byte("as it was"), 0o600))
+	c.accept(checked(32000, "10.244.1.8"))
+	c.again()
+	if have, err := os.ReadFile(path); err != nil || string(have) != "as it was" {
+		t.Errorf("%s, %v", have, err)
+	}
+	lists := func(when string) {
+		t.Helper()
+		if have, err := os.ReadFile(path); err != nil || !strings.Contains(string(have), "32001") {
+			t.Errorf("%s: %s, %v", when, have, err)
+		}
+	}
+	c.accept(checked(32001, "10.244.1.8"))
+	lists("another port")
+	must(t, os.Remove(path))
+	c.again()
+	lists("the file is gone")
 }
 
 // A host port that a pod has had since before is the pod's until it ends, and a problem of the node.

@@ -32,7 +32,9 @@ type healthChecks struct {
 	// hostPorts are the host ports of pods by the NodePort that they meet, in words.
 	hostPorts map[services.Key]string
 	checks    map[service.Name]*healthCheck
-	again     time.Time // when a port that could not be opened is tried again; zero: all are open
+	// generation is another number after each change of who has which port.
+	generation int
+	again      time.Time // when a port that could not be opened is tried again; zero: all are open
 
 	open    connections // of all of them together
 	serving sync.WaitGroup
@@ -79,12 +81,14 @@ func (h *healthChecks) follow(m *service.Model, changed []service.Name) {
 		if have != nil && (s == nil || s.HealthCheckPort != have.port) {
 			have.close(nil)
 			delete(h.checks, name)
+			h.generation++
 		}
 		if s == nil || s.HealthCheckPort == 0 {
 			continue
 		}
 		if h.checks[name] == nil {
 			h.checks[name] = &healthCheck{port: s.HealthCheckPort, open: map[netip.Addr]*openCheck{}}
+			h.generation++
 		}
 		h.checks[name].ready.Store(int64(service.ReadyOn(h.cfg.Node, m.Slices(name))))
 	}

@@ -40,9 +40,9 @@ type serviceController struct {
 	state *service.State
 	// placed says that the whereabouts are known, failed that a write was not carried out.
 	placed, failed bool
-	held           map[netip.Addr]bool // this node's addresses
-	unsynced       []service.Change    // which the maps do not hold yet
-	compared       time.Time           // when the maps were last read
+	guarded        guarded
+	unsynced       []service.Change // which the maps do not hold yet
+	compared       time.Time        // when the maps were last read
 	reported       map[service.Problem]bool
 
 	mu  sync.Mutex
@@ -72,7 +72,7 @@ func newServices(n *node) (*serviceController, error) {
 	c := &serviceController{
 		node: n, maps: serviceMaps{Maps: n.dp.Maps}, model: service.NewModel(), reported: map[service.Problem]bool{}, compared: time.Now(),
 		updates: make(chan service.Update), around: make(chan whereabouts, 1), news: make(chan struct{}, 1),
-		ceased: make(chan struct{}, 1),
+		ceased: make(chan struct{}, 1), guarded: guarded{servers: n.standingServers()},
 	}
 	content, err := c.maps.readAll()
 	if err != nil {
@@ -193,9 +193,10 @@ func (c *serviceController) weigh(err error) error {
 
 // place takes where this node is.
 func (c *serviceController) place(s whereabouts) {
+	c.placed = true
+	c.placeGuard(s)
 	changed := c.state.Configure(c.options(s), c.model)
 	c.checks.place(s)
-	c.placed, c.held = true, setOf(s.held)
 	c.reconcile(changed)
 }
 
@@ -214,7 +215,7 @@ func (c *serviceController) reconcile(changed []service.Name) {
 		c.noteStep(!c.model.Complete()) // what is not known does not wait
 		return
 	}
-	c.guardPorts()
+	changed = append(changed, c.guardPorts()...)
 	if c.failed && time.Since(c.compared) >= retry {
 		c.repair()
 	}

@@ -28,7 +28,7 @@ func (s whereabouts) equal(o whereabouts) bool {
 func (c *serviceController) options(s whereabouts) service.Options {
 	o := service.Options{
 		NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: setOf(s.held), OwnAddresses: setOf(s.own), NodeAddresses: setOf(nil), HostPorts: s.hostPorts,
-		ExternalIPs: c.cfg.ExternalIPs, APIServers: c.addressesOfAPI(), Capacities: c.maps.capacities(),
+		ExternalIPs: c.cfg.ExternalIPs, APIServers: slices.Concat(c.addressesOfAPI(), c.guarded.servers), Capacities: c.maps.capacities(),
 	}
 	for _, a := range s.own {
 		o.NodeAddresses[a] = len(c.cfg.NodePortAddresses) == 0 || c.cfg.narrows(a)
