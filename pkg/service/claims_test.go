@@ -2,10 +2,12 @@ package service
 
 import (
 	"net/netip"
+	"strconv"
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/guard"
 )
 
 // Where the API server answers no Service does, whichever of them comes first, and whatever else it has there.
@@ -78,4 +80,58 @@ func TestAddressesOfNobody(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What goes to the node's own address on a port of its own processes stays there.
+func TestGuardedPortIsNoServices(t *testing.T) {
+	own, elsewhere := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	for _, list := range []func(*Service) *[]netip.Addr{
+		func(s *Service) *[]netip.Addr { return &s.ExternalIPs }, func(s *Service) *[]netip.Addr { return &s.LoadBalancerIPs },
+	} {
+		r := quiet(t, roomy)
+		r.options.HeldAddresses = map[netip.Addr]bool{own: true}
+		r.options.Guarded = append(guard.Fixed(), guard.Port{Number: 9999, Owner: "the agent"})
+		r.plan(r.state.Configure(r.options, r.model))
+		service, slice := web(t, "a", "10.96.0.1", "10.0.0.1")
+		*list(&service) = []netip.Addr{own, elsewhere}
+		service.Ports, slice.Ports = nil, nil
+		for _, port := range []uint16{10250, 9999, 8443} {
+			for _, protocol := range []wire.Protocol{wire.TCP, wire.UDP} {
+				name := protocol.String() + strconv.Itoa(int(port))
+				service.Ports = append(service.Ports, Port{Name: name, Port: port, Protocol: protocol})
+				slice.Ports = append(slice.Ports, SlicePort{Name: name, Port: 8080, Protocol: protocol})
+			}
+		}
+		served := func(a netip.Addr, port uint16, protocol wire.Protocol) bool {
+			_, there := r.kernel.Services[services.Key{Address: wire.AddrFrom(a), Port: wire.PortFrom(port), Proto: protocol}]
+			return there
+		}
+		r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+		for _, p := range service.Ports {
+			want := p.Port == 8443 || p.Protocol == wire.UDP
+			if served(own, p.Port, p.Protocol) != want || !served(elsewhere, p.Port, p.Protocol) {
+				t.Errorf("%d %v is served: %t; elsewhere: %t", p.Port, p.Protocol, !want, served(elsewhere, p.Port, p.Protocol))
+			}
+		}
+		problems := r.state.Problems()
+		for i, want := range []string{"192.0.2.1:10250 tcp is the port of the kubelet", "192.0.2.1:9999 tcp is the port of the agent"} {
+			if len(problems) != 2 || problems[i].Reason != Taken || problems[i].Text != want {
+				t.Errorf("problems %v; want %s", problems, want)
+			}
+		}
+	}
+}
+
+// The broadcast address of a link of the node is nobody's.
+func TestBroadcastAddress(t *testing.T) {
+	r := quiet(t, roomy)
+	service, slice := web(t, "a", "10.96.0.1", "10.0.0.1")
+	service.ExternalIPs = addrs("192.0.2.255", "192.0.2.1")
+	r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+	r.want("192.0.2.255", "10.0.0.1")
+	r.options.Broadcast = map[netip.Addr]bool{service.ExternalIPs[0]: true}
+	r.plan(r.state.Configure(r.options, r.model))
+	r.want("192.0.2.255")
+	r.want("192.0.2.1", "10.0.0.1")
+	r.wantProblem("a", Unsupported, "192.0.2.255", "everybody on a link")
 }

@@ -144,6 +144,7 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 		changed = m.Names()
 	}
 	differs := func(a netip.Addr) bool { return was.HeldAddresses[a.Unmap()] != o.HeldAddresses[a.Unmap()] }
+	external := func(a netip.Addr) bool { return differs(a) || was.Broadcast[a.Unmap()] != o.Broadcast[a.Unmap()] }
 	for a := range s.users {
 		if differs(a.Netip()) {
 			s.touched[a] = true
@@ -151,7 +152,7 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 	}
 	s.touchOwnAddresses(&was, &o)
 	for n, service := range m.services {
-		if slices.ContainsFunc(service.ClusterIPs, differs) || slices.ContainsFunc(service.external(), differs) || service.meetsOthers(was.HostPorts, o.HostPorts) {
+		if slices.ContainsFunc(service.ClusterIPs, differs) || slices.ContainsFunc(service.external(), external) || service.meetsOthers(was.HostPorts, o.HostPorts) {
 			changed = append(changed, n)
 		}
 	}
@@ -161,8 +162,8 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 
 func (o Options) clone() Options {
 	o.HeldAddresses, o.OwnAddresses, o.NodeAddresses = maps.Clone(o.HeldAddresses), maps.Clone(o.OwnAddresses), maps.Clone(o.NodeAddresses)
-	o.HostPorts = maps.Clone(o.HostPorts)
-	o.APIServers = slices.Clone(o.APIServers)
+	o.HostPorts, o.Broadcast = maps.Clone(o.HostPorts), maps.Clone(o.Broadcast)
+	o.APIServers, o.Guarded = slices.Clone(o.APIServers), slices.Clone(o.Guarded)
 	return o
 }
 

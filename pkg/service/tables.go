@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/pkg/guard"
 )
 
 // Grace is for how long a number or a slot that nothing names any more stays unused: far longer than a program runs, so that
@@ -25,8 +26,11 @@ type Options struct {
 	HostPorts map[services.Key]string
 	// ExternalIPs says that externalIPs are served.
 	ExternalIPs bool
-	// APIServers are where this node reaches API servers.
+	// APIServers are where this node reaches API servers, Guarded the ports of its own processes.
 	APIServers []netip.AddrPort
+	Guarded    guard.Ports
+	// Broadcast are the addresses of everybody on a link of the node.
+	Broadcast map[netip.Addr]bool
 	// Capacities are those of the maps.
 	Capacities Capacities
 }

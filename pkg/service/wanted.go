@@ -75,7 +75,7 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 		if a.clusterIP {
 			return false
 		}
-		what := nobodys(a.Netip())
+		what := nobodys(a.Netip(), o)
 		if what != "" {
 			problem(Unsupported, "%v is %s, which no Service may have", a.Netip(), what)
 			return true
@@ -129,7 +129,11 @@ func (w *wantedSet) refuse(m *Model, o Options, problem func(r Reason, format st
 		if theirs {
 			problem(Taken, "%v is where the API server answers", f)
 		}
-		return theirs || w.endsAt(f, o)
+		owner := f.guarded(o)
+		if owner != "" && !theirs {
+			problem(Taken, "%v is the port of %s", f, owner)
+		}
+		return theirs || owner != "" || w.endsAt(f, o)
 	})
 	if w.protocol != sctp {
 		return
@@ -137,6 +141,16 @@ func (w *wantedSet) refuse(m *Model, o Options, problem func(r Reason, format st
 	if text := w.keepPort(); text != "" {
 		problem(Unsupported, "%s", text)
 	}
+}
+
+// guarded names whose port of the node's own processes a frontend is; empty: it is none's.
+func (f frontend) guarded(o Options) string {
+	a := f.Address.Netip()
+	if f.clusterIP || f.Proto != wire.TCP || !o.HeldAddresses[a] {
+		return ""
+	}
+	p, _ := o.Guarded.Find(a, f.Port.Host())
+	return p.Owner
 }
 
 // noteHostPort says where the NodePort does not answer on this node, since a pod has it as its host port. That was there first: no pod
@@ -226,9 +240,9 @@ func refusal(s *Service, p Port, twin bool) (Reason, string) {
 
 // nobodys says what an address is that stands for no single host everywhere, such as those by which hosts ask for their own (RFC 2131);
 // empty: it is none.
-func nobodys(a netip.Addr) string {
+func nobodys(a netip.Addr, o Options) string {
 	switch {
-	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+	case o.Broadcast[a] || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return "everybody on a link"
 	case a.IsMulticast():
 		return "a group"

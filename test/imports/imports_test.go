@@ -66,7 +66,7 @@ var rules = map[string][]string{
 	},
 	// Plain values in, plain values out.
 	"pkg/plan":    {"maps/...", "github.com/gaissmai/bart"},
-	"pkg/service": {"maps/..."},
+	"pkg/service": {"maps/...", "pkg/guard"},
 	// For the types of the objects.
 	"pkg/source": {
 		"maps/wire", "pkg/plan", "pkg/service", "golang.org/x/sync/errgroup", "google.golang.org/protobuf/encoding/protowire", "k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
