@@ -87,7 +87,9 @@ func TestAPIServerThatRestartsIsNoServices(t *testing.T) {
 	u.Slices = append(u.Slices, server)
 	taken := func(when string, want bool) {
 		t.Helper()
-		is := slices.ContainsFunc(c.read().problems, func(p service.Problem) bool { return p.Reason == service.Taken && strings.Contains(p.Text, "192.0.2.1:6443") })
+		is := slices.ContainsFunc(c.read().problems, func(p service.Problem) bool {
+			return p.Reason == service.Taken && strings.Contains(p.Text, "192.0.2.1:6443")
+		})
 		if is != want {
 			t.Errorf("%s: taken %t, problems %v", when, is, c.read().problems)
 		}
@@ -171,7 +173,19 @@ func TestHealthCheckPortIsAHostPort(t *testing.T) {
 	t.Cleanup(l.services.checks.end)
 	must(t, endpoint.Write(l.cfg.State, endpoint.Endpoint{ID: endpoint.ID{ContainerID: "container", IfName: "eth0"}, HostIndex: 42, Pod: "shop/proxy"}))
 	l.accept(list(n1(), n2()))
-	for _, host := range []string{"0.0.0.0:32000", "[::]:32000"} {
+	for _, host := range []string{"127.0.0.1:32000", "192.0.2.77:32000", "[::1]:32000"} { // where no load balancer asks
+		k := openHostPort(t, l, host, wire.TCP, 42)
+		l.pass(t.Context())
+		if len(l.services.around) > 0 {
+			l.services.place(told(t, l))
+		}
+		l.services.accept(checked(32000, "10.244.1.7"))
+		if found := l.services.problems(); len(found) > 0 {
+			t.Errorf("%s: problems %v", host, found)
+		}
+		must(t, l.dp.Maps.HostPorts.Delete(k))
+	}
+	for _, host := range []string{"0.0.0.0:32000", "[::]:32000", "172.18.0.11:32000"} {
 		k := openHostPort(t, l, host, wire.TCP, 42)
 		openHostPort(t, l, "0.0.0.0:32000", wire.UDP, 42)
 		l.pass(t.Context())

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -166,11 +167,15 @@ func (c *serviceController) hostPortsChanged() {
 	}
 }
 
-// inTheWay are the host ports as NodePorts meet them, and who has them. Of several, on single addresses, one is enough.
-func (s *state) inTheWay() map[services.Key]string {
+// inTheWay are the host ports as NodePorts meet them, and who has them: of all addresses, or of one that others ask (own). Of several,
+// on single addresses, one is enough.
+func (s *state) inTheWay(own []netip.Addr) map[services.Key]string {
 	pods := s.podsByLink()
 	all := make(map[services.Key]string, len(s.hostPorts.entries))
 	for _, k := range slices.SortedFunc(maps.Keys(s.hostPorts.entries), hostports.Key.Compare) {
+		if host := k.Host(); !host.IsUnspecified() && !slices.Contains(own, host) {
+			continue
+		}
 		key := services.NodePort(wire.FamilyOf(k.Host()), k.Port, k.Proto)
 		if _, there := all[key]; !there {
 			all[key] = fmt.Sprintf("host port %v of pod %s", k, cmp.Or(pods[s.hostPorts.entries[k].Ifindex], "(without a name)"))

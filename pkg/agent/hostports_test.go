@@ -166,7 +166,7 @@ func TestHostPortsAreReserved(t *testing.T) {
 	}
 	reserved("50000-60000")
 	web := openHostPort(t, l, "0.0.0.0:8080", wire.TCP, 42)
-	openHostPort(t, l, "[2001:db8::1]:8081", wire.UDP, 42)
+	openHostPort(t, l, "[::]:8081", wire.UDP, 42)
 	reserved("8080-8081,50000-60000")
 	if s := told(t, l); len(s.hostPorts) != 2 {
 		t.Errorf("Services are told of %v", s.hostPorts)
@@ -185,13 +185,13 @@ func TestHostPortInTheWayOfANodePort(t *testing.T) {
 	l := testServices(t)
 	log := logged(l)
 	must(t, endpoint.Write(l.cfg.State, endpoint.Endpoint{ID: endpoint.ID{ContainerID: "container", IfName: "eth0"}, HostIndex: 42, Pod: "shop/proxy"}))
-	web := openHostPort(t, l, "192.0.2.1:30080", wire.TCP, 42)
+	web := openHostPort(t, l, "172.18.0.11:30080", wire.TCP, 42)
 	openHostPort(t, l, "0.0.0.0:30080", wire.UDP, 42)
 	l.accept(list(n1(), n2()))
 	l.pass(t.Context())
 	l.services.place(told(t, l))
 	l.services.accept(outsideService())
-	const text = "it is host port 192.0.2.1:30080/tcp of pod shop/proxy"
+	const text = "it is host port 172.18.0.11:30080/tcp of pod shop/proxy"
 	found := l.services.problems()
 	if len(found) != 1 || found[0].Reason != service.HostPort || !strings.Contains(found[0].Text, text) {
 		t.Fatalf("problems %v", found)
@@ -229,8 +229,16 @@ func TestOwnAddresses(t *testing.T) {
 	if !slices.Equal(s.own, want) || !slices.Contains(s.held, netip.MustParseAddr("10.96.0.10")) || !slices.Contains(s.held, netip.MustParseAddr("127.0.0.1")) {
 		t.Errorf("own %v of %v", s.own, s.held)
 	}
-	l.cfg.NodePortAddresses = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+	l.cfg.NodePortAddresses, l.cfg.Listen = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, ":9999"
 	o := l.services.options(s)
+	if everybody := netip.MustParseAddr("172.18.0.255"); !o.Broadcast[everybody] || o.Broadcast[want[0]] {
+		t.Errorf("everybody on a link is %v, not %v", o.Broadcast, everybody)
+	}
+	for _, port := range []uint16{9999, 10250} {
+		if _, is := o.Guarded.Find(want[0], port); !is {
+			t.Errorf("port %d is not guarded: %v", port, o.Guarded)
+		}
+	}
 	if !o.OwnAddresses[want[0]] || o.NodeAddresses[want[0]] || !o.NodeAddresses[want[1]] || len(o.OwnAddresses) != 2 {
 		t.Errorf("own %v, NodePorts on %v", o.OwnAddresses, o.NodeAddresses)
 	}

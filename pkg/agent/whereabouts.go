@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/pkg/guard"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
@@ -15,6 +16,8 @@ type whereabouts struct {
 	zone  string
 	// held are the node's own addresses but for the tunnel's, own those of them that others may ask, both sorted.
 	held, own []netip.Addr
+	// broadcast are the IPv4 addresses of everybody on a link of this node, sorted.
+	broadcast []netip.Addr
 	// hostPorts are who has a NodePort as a host port.
 	hostPorts map[services.Key]string
 	// yields says that kube-proxy has the ports of Services, or may be about to.
@@ -22,13 +25,14 @@ type whereabouts struct {
 }
 
 func (s whereabouts) equal(o whereabouts) bool {
-	return s.known == o.known && s.yields == o.yields && s.zone == o.zone && slices.Equal(s.held, o.held) && slices.Equal(s.own, o.own) && maps.Equal(s.hostPorts, o.hostPorts)
+	return s.known == o.known && s.yields == o.yields && s.zone == o.zone && slices.Equal(s.held, o.held) && slices.Equal(s.own, o.own) && slices.Equal(s.broadcast, o.broadcast) && maps.Equal(s.hostPorts, o.hostPorts)
 }
 
 func (c *serviceController) options(s whereabouts) service.Options {
 	o := service.Options{
 		NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: setOf(s.held), OwnAddresses: setOf(s.own), NodeAddresses: setOf(nil), HostPorts: s.hostPorts,
-		ExternalIPs: c.cfg.ExternalIPs, APIServers: slices.Concat(c.addressesOfAPI(), c.guarded.servers), Capacities: c.maps.capacities(),
+		ExternalIPs: c.cfg.ExternalIPs, APIServers: slices.Concat(c.addressesOfAPI(), c.guarded.servers), Guarded: append(guard.Fixed(), c.cfg.guardedByConfig()...),
+		Broadcast: setOf(s.broadcast), Capacities: c.maps.capacities(),
 	}
 	for _, a := range s.own {
 		o.NodeAddresses[a] = len(c.cfg.NodePortAddresses) == 0 || c.cfg.narrows(a)
@@ -79,7 +83,14 @@ func whereaboutsOf(s *state, self string) whereabouts {
 	now.held = slices.DeleteFunc(heldBy(s.view), func(a netip.Addr) bool { return tunnels[a] })
 	// Those of loopback are the node's own processes' alone.
 	now.own = slices.DeleteFunc(slices.Clone(now.held), func(a netip.Addr) bool { return a.IsLoopback() || isOfLink(a) || ipvs[a] })
-	now.hostPorts = s.inTheWay()
+	for _, p := range s.view.broadcast {
+		if p.Addr().Is4() && p.IsSingleIP() {
+			now.broadcast = append(now.broadcast, p.Addr())
+		}
+	}
+	slices.SortFunc(now.broadcast, netip.Addr.Compare)
+	now.broadcast = slices.Compact(now.broadcast)
+	now.hostPorts = s.inTheWay(now.own)
 	return now
 }
 
