@@ -187,7 +187,7 @@ func (c *modeController) changed(ctx context.Context, o outcome, now time.Time) 
 func (c *modeController) unsuited(want programMode) string {
 	switch {
 	case want.bare != c.bare:
-		return "the programs for uplinks without an Ethernet header could not be loaded: pods' packets leave there with pods' addresses"
+		return "the programs for uplinks without an Ethernet header could not be loaded: pods' packets over them are dropped, and those that the host's stack forwards leave with pods' addresses"
 	case want.level == c.level:
 		return fmt.Sprintf("the programs still masquerade to ports %s, not %s, and could not be replaced, so the node's own connections may collide with pods'", c.snat, want.snat)
 	}

@@ -53,7 +53,6 @@ func decodeLink(m []byte) (l Link, ok bool) {
 	}
 	flags := native.Uint32(m[8:])
 	l = Link{Index: number(m[4:]), Kind: KindHardware, PeerNS: -1, NoARP: flags&unix.IFF_NOARP != 0}
-	l.Bare = isBare(native.Uint16(m[2:]), flags)
 	if flags&unix.IFF_UP != 0 {
 		l.Flags |= net.FlagUp
 	}
@@ -82,6 +81,7 @@ func decodeLink(m []byte) (l Link, ok bool) {
 			l.decodeKind(v)
 		}
 	}
+	l.Bare = isBare(l.Kind, native.Uint16(m[2:]), flags)
 	return l, l.Index > 0
 }
 

@@ -196,25 +196,28 @@ func FuzzDecodeEvents(f *testing.F) {
 // A tunnel has packets without a header if it has one far end.
 func TestBareLinks(t *testing.T) {
 	for _, tt := range []struct {
+		kind     string
 		hardware uint16
 		flags    uint32
 		want     bool
 	}{
-		{unix.ARPHRD_ETHER, unix.IFF_BROADCAST, false},
-		{unix.ARPHRD_LOOPBACK, unix.IFF_LOOPBACK, false},
-		{unix.ARPHRD_INFINIBAND, unix.IFF_BROADCAST, false},
-		{unix.ARPHRD_NONE, unix.IFF_POINTOPOINT, true}, // WireGuard, tun
-		{unix.ARPHRD_NONE, unix.IFF_NOARP, true},       // IPsec's interfaces
-		{unix.ARPHRD_PPP, unix.IFF_POINTOPOINT, redirectsToPPP()},
-		{unix.ARPHRD_TUNNEL, unix.IFF_NOARP | unix.IFF_POINTOPOINT, true},
-		{unix.ARPHRD_TUNNEL, unix.IFF_NOARP, false}, // tunl0
-		{unix.ARPHRD_TUNNEL6, unix.IFF_NOARP, false},
-		{unix.ARPHRD_SIT, unix.IFF_NOARP, false},
-		{unix.ARPHRD_IPGRE, unix.IFF_POINTOPOINT, true},
-		{unix.ARPHRD_IPGRE, unix.IFF_POINTOPOINT | unix.IFF_BROADCAST, false}, // to a group
+		{"", unix.ARPHRD_ETHER, unix.IFF_BROADCAST, false},
+		{"", unix.ARPHRD_LOOPBACK, unix.IFF_LOOPBACK, false},
+		{"", unix.ARPHRD_INFINIBAND, unix.IFF_BROADCAST, false},
+		{"", unix.ARPHRD_NONE, unix.IFF_POINTOPOINT, true}, // WireGuard, tun
+		{"xfrm", unix.ARPHRD_NONE, unix.IFF_NOARP, false},  // has the outer frame's header on arrival
+		{"vti", unix.ARPHRD_TUNNEL, unix.IFF_NOARP | unix.IFF_POINTOPOINT, false},
+		{"vti6", unix.ARPHRD_TUNNEL6, unix.IFF_NOARP | unix.IFF_POINTOPOINT, false},
+		{"", unix.ARPHRD_PPP, unix.IFF_POINTOPOINT, redirectsToPPP()},
+		{"", unix.ARPHRD_TUNNEL, unix.IFF_NOARP | unix.IFF_POINTOPOINT, true},
+		{"", unix.ARPHRD_TUNNEL, unix.IFF_NOARP, false}, // tunl0
+		{"", unix.ARPHRD_TUNNEL6, unix.IFF_NOARP, false},
+		{"", unix.ARPHRD_SIT, unix.IFF_NOARP, false},
+		{"", unix.ARPHRD_IPGRE, unix.IFF_POINTOPOINT, true},
+		{"", unix.ARPHRD_IPGRE, unix.IFF_POINTOPOINT | unix.IFF_BROADCAST, false}, // to a group
 	} {
-		if got := isBare(tt.hardware, tt.flags); got != tt.want {
-			t.Errorf("hardware type %d with flags %#x: %t", tt.hardware, tt.flags, got)
+		if got := isBare(tt.kind, tt.hardware, tt.flags); got != tt.want {
+			t.Errorf("kind %q of hardware type %d with flags %#x: %t", tt.kind, tt.hardware, tt.flags, got)
 		}
 	}
 }

@@ -59,8 +59,12 @@ const arphrdRawIP = 519 // of modems
 
 // isBare reports whether the kernel takes from a link of this hardware type, and gives to it, IP packets without a header
 // (dev_is_mac_header_xmit). A tunnel without a far end of its own finds one by the host's route, so that programs cannot send to it;
-// one to a group begins packets with the outer header.
-func isBare(hardware uint16, flags uint32) bool {
+// one to a group begins packets with the outer header. On IPsec's links the kernel moves the outer frame's header in front of what it has decrypted,
+// so that a packet that arrives has one, and a packet that leaves has none.
+func isBare(kind string, hardware uint16, flags uint32) bool {
+	if slices.Contains([]string{"xfrm", "vti", "vti6"}, kind) {
+		return false
+	}
 	switch hardware {
 	case unix.ARPHRD_NONE, arphrdRawIP:
 		return true
@@ -207,7 +211,7 @@ func convert(l netlink.Link) Link {
 	a := l.Attrs()
 	out := Link{
 		Index: a.Index, Name: a.Name, Kind: l.Type(), MTU: a.MTU, MAC: a.HardwareAddr, Flags: a.Flags,
-		NoARP: a.RawFlags&unix.IFF_NOARP != 0, Bare: isBare(encapTypes[a.EncapType], a.RawFlags), Running: a.OperState == netlink.OperUp,
+		NoARP: a.RawFlags&unix.IFF_NOARP != 0, Bare: isBare(l.Type(), encapTypes[a.EncapType], a.RawFlags), Running: a.OperState == netlink.OperUp,
 		PeerIndex: a.ParentIndex, PeerNS: a.NetNsID, Master: a.MasterIndex,
 	}
 	if v, ok := l.(*netlink.Vxlan); ok {

@@ -213,7 +213,13 @@ func (b *builder) arrivals(a netip.Addr) uint64 {
 	if bare.Name == "" {
 		bits = 0
 	}
-	if mask := b.masks.around(host(a), bits); mask != 0 {
+	mask := b.masks.around(host(a), bits)
+	for _, l := range b.in.Facts.Uplinks {
+		if l.Bare && l.Index != bare.Index { // wider routes of other tables lead to it, such as a VPN's default route, and its peers are anybody
+			mask &^= 1 << l.Bit
+		}
+	}
+	if mask != 0 {
 		return mask
 	}
 	if r, known := b.route(a); bare.Name != "" || known && r.Unreachable && r.Dst.Bits() > 0 {

@@ -50,7 +50,7 @@ func (b *builder) mtu() {
 		}
 	}
 	b.r.MTU = ethernet
-	if b.narrowest = leastMTU(b.in.Facts.Uplinks, now.All); b.narrowest.MTU != 0 {
+	if b.narrowest = b.narrowestOf(now.All); b.narrowest.MTU != 0 {
 		b.r.MTU = int(b.narrowest.MTU)
 	}
 	t := b.throughTunnel()
@@ -63,6 +63,21 @@ func (b *builder) mtu() {
 		b.r.MTU = InnerMTU(uint32(b.r.MTU), b.outerFamily())
 	}
 	b.r.Standing.Ways = now
+}
+
+// narrowestOf is the narrowest of the uplinks with these indexes, without any of all. One without an Ethernet header, as a VPN has, counts only
+// where there is no other: by its MTU, which may be below what IPv6 needs, pods would have less towards each other, too. Pods hear from the
+// programs what does not fit such an uplink; where other nodes lie behind it, the tunnel's MTU counts.
+func (b *builder) narrowestOf(indexes []uint32) Link {
+	isBare := func(l Link) bool { return l.Bare }
+	uplinks := slices.DeleteFunc(slices.Clone(b.in.Facts.Uplinks), isBare)
+	of := slices.DeleteFunc(slices.Clone(indexes), func(i uint32) bool {
+		return !slices.ContainsFunc(uplinks, func(l Link) bool { return l.Index == i })
+	})
+	if len(uplinks) == 0 {
+		return leastMTU(b.in.Facts.Uplinks, indexes)
+	}
+	return leastMTU(uplinks, of)
 }
 
 // outerFamily is that of outer packets to nodes that are still to come, as far as it depends on this one.

@@ -108,7 +108,7 @@ func (b *builder) underlay(via netip.Addr) (least Link) {
 	}
 	mask := b.masks.around(host(via), 0)
 	for _, l := range b.in.Facts.Uplinks {
-		if mask&(1<<l.Bit) != 0 && (least.MTU == 0 || l.MTU < least.MTU) {
+		if !l.Bare && mask&(1<<l.Bit) != 0 && (least.MTU == 0 || l.MTU < least.MTU) {
 			least = l
 		}
 	}

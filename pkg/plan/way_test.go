@@ -107,6 +107,38 @@ func TestArrivalsOverNoEthernet(t *testing.T) {
 	}
 }
 
+// The default route of a VPN's own table, to which a rule leads some packets only or those of a source, decides on nothing between nodes: neither
+// on who may send as a node, nor on the MTU.
+func TestVPNsDefaultRoute(t *testing.T) {
+	for _, mode := range []RoutingMode{RouteAuto, RouteVXLAN, RouteDirect} {
+		in := apart(mode)
+		want := Make(in)
+		in.Facts.NotEthernet = withoutEthernet
+		narrow := bareUplink
+		narrow.MTU = 1280
+		in.Facts.Uplinks = append(slices.Clone(in.Facts.Uplinks), narrow)
+		in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("10.77.0.0/24"), Index: 7, OnLink: true})
+		for _, all := range everything {
+			in.Facts.Others = append(in.Facts.Others, KernelRoute{Dst: all, Index: 7, Table: 100})
+		}
+		for name, part := range map[string]map[int]bool{"all packets": nil, "some packets": {100: true}} {
+			in.Facts.InPart = part
+			got := Make(in)
+			if got.MTU != want.MTU || got.Missing != want.Missing {
+				t.Errorf("%s, %s: MTU %d, missing %q; want %d, %q", mode, name, got.MTU, got.Missing, want.MTU, want.Missing)
+			}
+			for k, v := range want.Destinations {
+				if v.Kind != destinations.Node && v.Kind != destinations.PodCIDR {
+					continue
+				}
+				if g := got.Destinations[k]; g.Uplinks != v.Uplinks || g.MTU != v.MTU {
+					t.Errorf("%s, %s: %v may come by %b with MTU %d, want %b with %d", mode, name, k, g.Uplinks, g.MTU, v.Uplinks, v.MTU)
+				}
+			}
+		}
+	}
+}
+
 // A node that is reached over a narrow VPN takes IPv6 from no pod: it is off link where pods have IPv6, and says why.
 func TestNarrowOverNoEthernet(t *testing.T) {
 	for _, family := range []wire.Family{wire.IPv4, wire.IPv6} {
@@ -177,7 +209,7 @@ func TestWays(t *testing.T) {
 		{"over an uplink without Ethernet, direct", RouteDirect, func(in *Input) {
 			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.13/32"), Index: 7, OnLink: true})
 			in.Facts.NotEthernet, in.Facts.Uplinks = withoutEthernet, append(in.Facts.Uplinks, bareUplink)
-		}, direct, none, 0, 1420, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
+		}, direct, none, 0, 1500, "203.0.113.13 is reached over wg0, which is no Ethernet interface"},
 		{"over no Ethernet by a rule", RouteAuto, func(in *Input) {
 			in.Facts.Others = []KernelRoute{{Dst: netip.MustParsePrefix("203.0.113.13/32"), Hops: []uint32{7}, Table: 52}}
 			in.Facts.NotEthernet = withoutEthernet
