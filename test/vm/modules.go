@@ -20,12 +20,12 @@ var wanted = []string{
 	// For the tests through IPsec, and what the kernel's own tools would load for them.
 	"?xfrm_user", "?xfrm_algo", "?esp4", "?esp6", "?gcm", "?ctr", "?ghash_generic", "?aes_generic", "?crypto_null", "?seqiv",
 	"?hmac", "?sha512_generic", "?sha256_generic", "?drbg",
-	// By which the agent ends sockets.
-	"udp_diag",
+	// By which the agent ends sockets, and the plugin finds those that have a port.
+	"udp_diag", "tcp_diag",
 	// For pods that speak them.
 	"?ip_gre", "?ip6_gre", "?sctp",
 	// Links without an Ethernet header.
-	"?ipip", "?wireguard",
+	"tun", "?ipip", "?wireguard",
 }
 
 // moduleTree are the modules of one kernel: a directory such as /lib/modules/6.1.0-56-amd64, or one above it. depmod need
