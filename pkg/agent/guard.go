@@ -149,7 +149,7 @@ func (c circumstances) guardedHostPorts() (found []observe.NetworkProblem) {
 		}
 		found = append(found, observe.NetworkProblem{
 			Reason: guardedHostPort, About: k.String(),
-			Text:   fmt.Sprintf("host port %v of pod %s takes the port of %s: whoever asks there reaches the pod", k, cmp.Or(pods[c.hostPorts.entries[k].Ifindex], "(without a name)"), p.Owner),
+			Text:   fmt.Sprintf("host port %v of pod %s takes the port of %s: clients that connect there reach the pod", k, cmp.Or(pods[c.hostPorts.entries[k].Ifindex], "(without a name)"), p.Owner),
 			Remedy: "delete the pod, and give it another host port",
 		})
 	}

@@ -62,7 +62,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// ErrForeign is returned (wrapped) by Prepare when somebody else has made one of the directories.
+// ErrForeign is returned (wrapped) by Prepare when a user other than root has made one of the directories.
 var ErrForeign = errors.New("not a directory of root's")
 
 // Prepare creates the pin directory and those below it, with mode 0700. The error

@@ -25,7 +25,7 @@ func (e *HostPortShareError) Error() string {
 func HostPortShare(free int) int { return (free + 1) / 2 }
 
 // shareHostPorts fails with a *HostPortShareError when ADD asks for more host ports than the pod or its namespace may have where other
-// links have so many entries. What a pod was given once stays its own: the agent, which makes it again, is never refused.
+// links have so many entries. A pod keeps what it was given: the agent, which makes it again, is never refused.
 func (w *Work) shareHostPorts(others map[int]int) error {
 	if !w.fresh {
 		return nil
@@ -39,7 +39,7 @@ func (w *Work) shareHostPorts(others map[int]int) error {
 		return e
 	}
 	namespace := NamespaceOf(w.Pod)
-	if namespace == "" || e.Asked+used <= HostPortShare(e.Free) { // whoever has those that are used
+	if namespace == "" || e.Asked+used <= HostPortShare(e.Free) { // even if the namespace has all that are used
 		return nil
 	}
 	list, err := List(w.StateDir)

@@ -249,7 +249,7 @@ func nobodys(a netip.Addr, o Options) string {
 	case a.IsLoopback():
 		return "each host for itself"
 	case a.IsLinkLocalUnicast():
-		return "somebody else on each link"
+		return "another host on each link"
 	case a.Is4() && a.As4()[0] == 0:
 		return "a host that has no address yet"
 	}
