@@ -217,7 +217,7 @@ int ec_from_uplink(struct __sk_buff *ctx)
 	return from_uplink_finish(ctx, from_uplink(ctx));
 }
 
-/* The same of an uplink without an Ethernet header. */
+/* ec_from_uplink of an uplink without an Ethernet header. */
 SEC("tc")
 int ec_from_l3(struct __sk_buff *ctx)
 {

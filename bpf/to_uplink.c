@@ -289,7 +289,7 @@ int ec_to_uplink(struct __sk_buff *ctx)
 	return answer_or_finish(ctx, DIRECTION_TO_UPLINK, to_uplink(ctx));
 }
 
-/* The same of an uplink without an Ethernet header. What it sends on itself is not counted again. */
+/* ec_to_uplink of an uplink without an Ethernet header. A packet that it sends on itself is not counted again. */
 SEC("tc")
 int ec_to_l3(struct __sk_buff *ctx)
 {

@@ -202,7 +202,7 @@ EC_INLINE bool path_device_mtu(struct __sk_buff *ctx, __u32 ifindex, struct path
 	return bpf_check_mtu(ctx, ifindex, &p->mtu, 0, 0) >= 0;
 }
 
-/* Whether it is an uplink without an Ethernet header: the kernel has nobody to ask for there, but only makes itself an
+/* Whether it is an uplink without an Ethernet header: the kernel resolves no neighbour there, and only makes itself an
  * entry. */
 EC_INLINE bool path_is_bare(__u32 ifindex)
 {

@@ -1,4 +1,5 @@
-// Package guard lists the TCP ports of a node that belong to the node's own processes. No pod gets such a port as a host port.
+// Package guard lists the TCP ports of a node that belong to the node's own processes. No pod gets such a port as a host port,
+// and no Service by an external address that the node has.
 package guard
 
 import "net/netip"
